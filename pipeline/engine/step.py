@@ -1,0 +1,104 @@
+"""The step-model interface: one call computes one verify, one burst of plain decoding, or one draft.
+
+The fields are those of NVIDIA's `tensorrt_llm` Triton model and mean the same, so that the loop above cannot
+tell an embedded engine from a TensorRT-LLM one: `output_ids` never holds the end token, `total_draft_tokens`
+may be smaller than what was sent, and `draft_logits` are taken as a plain softmax.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.sampling.params import GREEDY, SamplingParams
+
+FloatArray = npt.NDArray[np.float32]
+
+RULE_AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """One call of a step model.
+
+    Attributes:
+        request_id: unique per call; `stop` takes it.
+        input_ids: the committed prefix, prompt included, at least one token.
+        max_new_tokens: `request_output_len`; with drafts it is K + 1.
+        draft_ids: K proposed tokens to verify; empty for plain decoding or drafting.
+        draft_logits: [K, vocab] log q, up to a constant per row; None means a one-hot q at each draft token.
+        sampling: the options of the law.
+        seed: of this call alone: hash(request seed, round, role).
+        end_id: the token that ends the sequence, or None (draft calls never send one).
+        rule: acceptance rule, or "auto": the best the engine offers.
+        return_logits: ask for [new, vocab] log laws of the returned tokens (`return_generation_logits`).
+        arrival: order of the request at the orchestrator; smaller is admitted first.
+    """
+
+    request_id: str
+    input_ids: tuple[int, ...]
+    max_new_tokens: int
+    draft_ids: tuple[int, ...] = ()
+    draft_logits: FloatArray | None = None
+    sampling: SamplingParams = GREEDY
+    seed: int = 0
+    end_id: int | None = None
+    rule: str = RULE_AUTO
+    return_logits: bool = False
+    arrival: int = 0
+
+
+@dataclass(frozen=True)
+class KvUse:
+    """What one call took from the KV pool, in blocks (`kv_cache_*` outputs) and in computed tokens."""
+
+    alloc_new_blocks: int = 0
+    reused_blocks: int = 0
+    alloc_total_blocks: int = 0
+    reused_tokens: int = 0
+    computed_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The answer to one call.
+
+    Attributes:
+        output_ids: new tokens only, without the end token.
+        total_draft_tokens: drafts verified: the first of those sent, perhaps fewer.
+        total_accepted_draft_tokens: of those, how many were kept.
+        generation_logits: [new, vocab] log laws, if asked for.
+        kv: block counters of this call.
+        compute_s: seconds of forward passes this call took part in, measured at the engine.
+    """
+
+    output_ids: tuple[int, ...]
+    total_draft_tokens: int = 0
+    total_accepted_draft_tokens: int = 0
+    generation_logits: FloatArray | None = None
+    kv: KvUse = field(default_factory=KvUse)
+    compute_s: float = 0.0
+
+
+class StepModel(ABC):
+    """A target or draft engine, in this process or behind Triton."""
+
+    @abstractmethod
+    def submit(self, request: StepRequest) -> Future[StepResult]:
+        """Start a call.
+
+        Returns:
+            A future that ends with a StepResult, or with a StepError that names what was refused.
+        """
+
+    @abstractmethod
+    def stop(self, request_id: str) -> None:
+        """Ask a running call to end soon; a call that has ended is ignored."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release threads and memory. Calls still running end with a StepError."""

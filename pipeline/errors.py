@@ -1,0 +1,63 @@
+"""Errors a user can cause or must act on. Every message names the field, the value and the limit."""
+
+from __future__ import annotations
+
+
+class SpecDecodeError(Exception):
+    """Base of every error that is shown to a user as one line, without a traceback."""
+
+    code = "INTERNAL"
+
+
+class InvalidRequestError(SpecDecodeError):
+    """A request field is out of range; nothing was computed.
+
+    Args:
+        field: the input's name, as the client wrote it.
+        value: what was given.
+        limit: what is allowed, in words.
+    """
+
+    code = "INVALID_ARGUMENT"
+
+    def __init__(self, field: str, value: object, limit: str) -> None:
+        super().__init__(f"{field} = {value!r}: {limit}")
+        self.field = field
+        self.value = value
+        self.limit = limit
+
+
+class SpecError(SpecDecodeError):
+    """The deployment spec is malformed or asks for something that cannot be had."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class EngineError(SpecDecodeError):
+    """An engine folder is missing, damaged, or does not fit its spec."""
+
+
+class StepError(SpecDecodeError):
+    """A step model refused or failed one call."""
+
+
+class StepTimeoutError(StepError):
+    """A step model did not answer before its deadline; the call is abandoned."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class OverloadedError(SpecDecodeError):
+    """The queue is full; the same request may succeed later."""
+
+    code = "UNAVAILABLE"
+
+
+class CancelledError(SpecDecodeError):
+    """The client withdrew the request."""
+
+    code = "CANCELLED"
+
+
+class ServerError(SpecDecodeError):
+    """Triton could not be started, or stopped answering."""

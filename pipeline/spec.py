@@ -1,0 +1,177 @@
+"""The deployment spec: one YAML file that names a target, a draft and how to speculate."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from pipeline.errors import SpecError
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_SPEC = ROOT / "build" / "profiles" / "demo.yaml"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TargetSpec(_Strict):
+    """The model whose law is served."""
+
+    model: str = Field(description="a local Hugging Face folder, or demo:<name>")
+    kv_blocks: int = Field(256, ge=2, le=1_000_000)
+    threads: int = Field(0, ge=0, le=1024, description="compute threads; 0 takes every core")
+
+
+class NgramSpec(_Strict):
+    """Lookup of the last tokens in the text so far."""
+
+    min_match: int = Field(3, ge=1, le=16, description="shortest match that is trusted, in tokens")
+    max_match: int = Field(6, ge=1, le=32, description="longest match that is looked for, in tokens")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> NgramSpec:
+        if self.min_match > self.max_match:
+            raise ValueError(f"min_match = {self.min_match} is above max_match = {self.max_match}")
+        return self
+
+
+class DraftSpec(_Strict):
+    """The cheap source that proposes."""
+
+    kind: Literal["hybrid", "model", "ngram", "none"] = "hybrid"
+    model: str | None = Field(None, description="a local Hugging Face folder; needed by hybrid and model")
+    kv_blocks: int = Field(256, ge=2, le=1_000_000)
+    threads: int = Field(0, ge=0, le=1024)
+    head_tokens: int | None = Field(None, ge=1, description="keep only the most frequent tokens in the LM head")
+    ngram: NgramSpec = NgramSpec()
+
+    @property
+    def uses_model(self) -> bool:
+        return self.kind in ("hybrid", "model")
+
+    @model_validator(mode="after")
+    def _model_present(self) -> DraftSpec:
+        if self.uses_model and not self.model:
+            raise ValueError(f"kind = {self.kind} needs a draft model folder in `model`")
+        return self
+
+
+class LimitsSpec(_Strict):
+    """Bounds on what is accepted."""
+
+    max_seq_len: int = Field(2048, ge=2, le=1_048_576, description="prompt and output together, in tokens")
+    max_draft_len: int = Field(8, ge=0, le=64)
+    max_requests: int = Field(32, ge=1, le=1024, description="requests decoded at once")
+    max_queue: int = Field(256, ge=0, le=100_000, description="requests that may wait beyond those")
+
+
+class ControllerSpec(_Strict):
+    """How K is chosen."""
+
+    kind: Literal["goodput", "heuristic", "fixed"] = "goodput"
+    k: int = Field(4, ge=0, le=64, description="K of `fixed`, first K of `heuristic`")
+    burst: int = Field(8, ge=1, le=8, description="plain tokens per target call when K is 0")
+
+
+class DeadlinesSpec(_Strict):
+    """How long a child call may take before it is abandoned, in seconds."""
+
+    draft_s: float = Field(10.0, gt=0)
+    target_s: float = Field(120.0, gt=0)
+
+
+class PortsSpec(_Strict):
+    """Ports on 127.0.0.1; 0 takes a free one."""
+
+    http: int = Field(8000, ge=0, le=65535)
+    grpc: int = Field(8001, ge=0, le=65535)
+    metrics: int = Field(8002, ge=0, le=65535)
+
+
+class DeploymentSpec(_Strict):
+    """A whole deployment. `load` reads it from YAML; every error names the field."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    engine: Literal["embedded", "tensorrt_llm"] = "embedded"
+    dtype: Literal["float16", "float32"] = "float16"
+    deterministic: bool = False
+    tokens_per_block: int = Field(32, ge=1, le=512)
+    target: TargetSpec
+    draft: DraftSpec
+    limits: LimitsSpec = LimitsSpec()
+    rule: Literal["auto", "token", "block", "match"] = "auto"
+    controller: ControllerSpec = ControllerSpec()
+    deadlines: DeadlinesSpec = DeadlinesSpec()
+    ports: PortsSpec = PortsSpec()
+
+    @field_validator("tokens_per_block")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError(f"{value} is not a power of two")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> DeploymentSpec:
+        longest = self.limits.max_seq_len + self.limits.max_draft_len
+        pools = {"target.kv_blocks": self.target.kv_blocks}
+        if self.draft.uses_model:
+            pools["draft.kv_blocks"] = self.draft.kv_blocks
+        for field, blocks in pools.items():
+            if blocks * self.tokens_per_block < longest:
+                raise ValueError(
+                    f"{field} = {blocks} blocks hold {blocks * self.tokens_per_block} tokens; one request of "
+                    f"limits.max_seq_len + limits.max_draft_len = {longest} tokens would not fit"
+                )
+        return self
+
+    @property
+    def engines_dir(self) -> Path:
+        """Where `make engines` writes: engines/<name>/{target,draft}."""
+        return ROOT / "engines" / self.name
+
+    def engine_dir(self, role: Literal["target", "draft"]) -> Path:
+        return self.engines_dir / role
+
+    @classmethod
+    def load(cls, path: str | Path) -> DeploymentSpec:
+        """Read and validate a spec.
+
+        Raises:
+            SpecError: the file is missing, is not YAML, or a field is wrong; names the nearest known key.
+        """
+        path = Path(path)
+        try:
+            data = yaml.safe_load(path.read_text())
+        except OSError as error:
+            raise SpecError(f"spec {path} cannot be read: {error.strerror}") from error
+        except yaml.YAMLError as error:
+            raise SpecError(f"spec {path} is not valid YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(data, dict):
+            raise SpecError(f"spec {path} must be a YAML mapping, found {type(data).__name__}")
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            lines = [_explain(cls, item) for item in error.errors()]
+            raise SpecError(f"spec {path}: " + "; ".join(lines)) from error
+
+
+def _explain(model: type[BaseModel], item: Any) -> str:
+    location = [str(part) for part in item["loc"]]
+    field = ".".join(location) or "spec"
+    if item["type"] == "extra_forbidden":
+        owner: Any = model
+        for part in location[:-1]:
+            owner = owner.model_fields[part].annotation
+        known = list(owner.model_fields)
+        nearest = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.0)
+        return f"{field}: unknown key; nearest known key: {nearest[0]}"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    value = item.get("input")
+    shown = "" if isinstance(value, dict) or item["type"] == "missing" else f" (got {value!r})"
+    return f"{field}: {message}{shown}"
