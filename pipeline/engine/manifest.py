@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -55,7 +56,7 @@ class CostTable(_Frozen):
         known = sorted(self.seconds_by_tokens)
         if tokens <= known[0]:
             return self.seconds_by_tokens[known[0]]
-        for low, high in zip(known, known[1:], strict=False):
+        for low, high in pairwise(known):
             if tokens <= high:
                 share = (tokens - low) / (high - low)
                 return (1 - share) * self.seconds_by_tokens[low] + share * self.seconds_by_tokens[high]

@@ -29,9 +29,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.temperature) or not 0.0 <= self.temperature <= MAX_TEMPERATURE:
-            raise InvalidRequestError(
-                "temperature", self.temperature, f"must be a number in [0, {MAX_TEMPERATURE:g}]"
-            )
+            raise InvalidRequestError("temperature", self.temperature, f"must be a number in [0, {MAX_TEMPERATURE:g}]")
         if self.top_k < 0:
             raise InvalidRequestError("top_k", self.top_k, "must be 0 (off) or a positive number of tokens")
         if not math.isfinite(self.top_p) or not 0.0 < self.top_p <= 1.0:

@@ -1,0 +1,90 @@
+"""Draft sources behind one protocol: a drafter starts a session per request, a session makes offers.
+
+An offer is free to make; only the offer that the K controller takes is turned into draft tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.engine.step import FloatArray
+from pipeline.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Draft tokens that could be had.
+
+    Attributes:
+        source: "ngram" or "model".
+        key: what acceptance is learnt for: the source, and how good its match is.
+        max_k: most tokens it can propose now.
+    """
+
+    source: str
+    key: str
+    max_k: int
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Proposed tokens and the law they were drawn from.
+
+    Attributes:
+        source: as in the offer.
+        ids: K tokens.
+        logits: [K, vocab] log q, or None for a one-hot q.
+    """
+
+    source: str
+    ids: tuple[int, ...]
+    logits: FloatArray | None = None
+
+
+@dataclass(frozen=True)
+class DraftContext:
+    """What a session knows of its request.
+
+    Attributes:
+        request_id: unique in this process.
+        prompt_ids: the prompt.
+        sampling: the request's options.
+        seed: the request's seed.
+        arrival: order of the request.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    arrival: int = 0
+
+
+class DraftSession(ABC):
+    """Drafts for one request."""
+
+    @abstractmethod
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take over committed tokens."""
+
+    @abstractmethod
+    def offers(self, limit: int) -> tuple[Offer, ...]:
+        """What could be drafted now, the best source first, each at most `limit` tokens."""
+
+    @abstractmethod
+    def propose(self, offer: Offer, k: int, round_index: int) -> Draft:
+        """Draft k tokens.
+
+        Raises:
+            StepError: the draft engine failed or missed its deadline.
+        """
+
+
+class Drafter(ABC):
+    """A draft source of a deployment."""
+
+    @abstractmethod
+    def start(self, context: DraftContext) -> DraftSession:
+        """Begin a request."""

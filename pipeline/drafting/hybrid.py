@@ -1,0 +1,34 @@
+"""N-gram lookup where the text repeats itself, else the draft model: the controller takes the better offer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.drafting.base import Draft, DraftContext, Drafter, DraftSession, Offer
+
+
+class HybridDrafter(Drafter):
+    """Offers of several drafters side by side, in their order."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = tuple(drafters)
+
+    def start(self, context: DraftContext) -> DraftSession:
+        return _HybridSession([drafter.start(context) for drafter in self._drafters])
+
+
+class _HybridSession(DraftSession):
+    def __init__(self, sessions: Sequence[DraftSession]) -> None:
+        self._sessions = tuple(sessions)
+        self._owner: dict[Offer, DraftSession] = {}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for session in self._sessions:
+            session.extend(tokens)
+
+    def offers(self, limit: int) -> tuple[Offer, ...]:
+        self._owner = {offer: session for session in self._sessions for offer in session.offers(limit)}
+        return tuple(self._owner)
+
+    def propose(self, offer: Offer, k: int, round_index: int) -> Draft:
+        return self._owner[offer].propose(offer, k, round_index)

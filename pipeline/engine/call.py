@@ -1,0 +1,103 @@
+"""A call that runs in an engine: from its input to its result."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from pipeline.engine.batch import Row
+from pipeline.engine.step import KvUse, StepRequest, StepResult
+from pipeline.kv_cache.page_table import PageTable
+from pipeline.sampling.verify import VerifyCall
+
+
+@dataclass(eq=False)
+class Call:
+    """State of one call. `known` is every token whose place in the sequence is settled: input, then output.
+
+    Attributes:
+        request: what was asked.
+        rule: the acceptance rule, resolved.
+        future: where the result goes.
+        drafts: the drafts that are verified (perhaps fewer than were sent).
+        table: pages, once admitted.
+    """
+
+    request: StepRequest
+    rule: str
+    future: Future[StepResult]
+    drafts: tuple[int, ...]
+    table: PageTable | None = None
+    known: list[int] = field(default_factory=list)
+    output: list[int] = field(default_factory=list)
+    accepted: int = 0
+    uniforms_used: int = 0
+    computed_tokens: int = 0
+    compute_s: float = 0.0
+    log_laws: list[Tensor] = field(default_factory=list)
+    stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self.known = list(self.request.input_ids)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens whose KV this call may compute."""
+        return len(self.request.input_ids) + max(len(self.drafts) + 1, self.request.max_new_tokens)
+
+    def next_row(self, budget: int) -> Row:
+        """The next part of the work, at most `budget` tokens."""
+        assert self.table is not None
+        start = self.table.length
+        first_pass = not self.output
+        pending = self.known[start:]
+        if first_pass:
+            pending = [*pending, *self.drafts]
+        if len(pending) > budget:
+            # Drafts ride on the last chunk only: logits are wanted at them.
+            chunk = min(budget, len(self.known) - 1 - start)
+            if chunk > 0:
+                return Row(tuple(pending[:chunk]), start, self.table, 0)
+        return Row(tuple(pending), start, self.table, 1 + len(self.drafts) if first_pass else 1)
+
+    def verify_call(self) -> VerifyCall:
+        """What decides this call's next tokens."""
+        request = self.request
+        drafts = self.drafts if not self.output else ()
+        return VerifyCall(
+            drafts=drafts,
+            draft_logits=request.draft_logits[: len(drafts)] if drafts and request.draft_logits is not None else None,
+            sampling=request.sampling,
+            rule=self.rule,
+            seed=request.seed,
+            start=self.uniforms_used,
+        )
+
+    def commit(self, tokens: list[int]) -> bool:
+        """Append decided tokens; true when the call has ended. The end token is never part of the output."""
+        for token in tokens:
+            if token == self.request.end_id:
+                return True
+            self.output.append(token)
+            self.known.append(token)
+        return bool(self.drafts) or len(self.output) >= self.request.max_new_tokens or self.stopped
+
+    def result(self, log_laws: Tensor | None) -> StepResult:
+        table = self.table
+        assert table is not None
+        return StepResult(
+            output_ids=tuple(self.output),
+            total_draft_tokens=len(self.drafts),
+            total_accepted_draft_tokens=self.accepted,
+            generation_logits=None if log_laws is None else log_laws.numpy(),
+            kv=KvUse(
+                alloc_new_blocks=table.new_blocks,
+                reused_blocks=table.reused_blocks,
+                alloc_total_blocks=len(table.blocks),
+                reused_tokens=table.reused_tokens,
+                computed_tokens=self.computed_tokens,
+            ),
+            compute_s=self.compute_s,
+        )

@@ -1,0 +1,155 @@
+"""The embedded engine as a step model: one thread owns the decoder and batches what waits."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch
+
+from pipeline.engine.call import Call
+from pipeline.engine.decoder import Decoder
+from pipeline.engine.manifest import Limits, Manifest
+from pipeline.engine.model_config import ModelConfig
+from pipeline.engine.scheduler import Scheduler
+from pipeline.engine.step import StepModel, StepRequest, StepResult
+from pipeline.engine.weights import load_weights
+from pipeline.errors import InvalidRequestError, StepError
+from pipeline.kv_cache.cache import KvCache
+from pipeline.sampling.rules import resolve_rule
+from pipeline.sampling.verify import check_call
+
+
+class EmbeddedStepModel(StepModel):
+    """Runs calls of one engine. `submit` only enqueues; requests that wait together share a forward pass.
+
+    Args:
+        decoder: weights and KV pool.
+        limits: sizes of the engine.
+        rules: acceptance rules it offers, best first.
+        takeover_loss: see `KvCache`.
+    """
+
+    def __init__(self, decoder: Decoder, limits: Limits, rules: tuple[str, ...], takeover_loss: int = 0) -> None:
+        self._limits = limits
+        self._rules = rules
+        self._vocab = decoder.config.vocab_size
+        size = limits.tokens_per_block
+
+        def copy_block(source: int, destination: int, tokens: int) -> None:
+            decoder.attention.copy_block(source, destination, tokens, size)
+
+        self.kv = KvCache(limits.kv_blocks, size, copy_block, takeover_loss)
+        self._scheduler = Scheduler(decoder, self.kv, limits.max_requests)
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._lock = threading.Lock()  # nothing may enter the inbox after its end
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: StepRequest) -> Future[StepResult]:
+        future: Future[StepResult] = Future()
+        try:
+            call = self._accept(request, future)
+        except InvalidRequestError as error:
+            future.set_exception(error)
+            return future
+        with self._lock:
+            if self._closed:
+                future.set_exception(StepError("the engine is closed"))
+            else:
+                self._inbox.put(lambda: self._scheduler.add(call))
+        return future
+
+    def stop(self, request_id: str) -> None:
+        self._inbox.put(lambda: self._scheduler.stop(request_id))
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._inbox.put(None)
+        self._thread.join()
+
+    def _accept(self, request: StepRequest, future: Future[StepResult]) -> Call:
+        limits = self._limits
+        length, new = len(request.input_ids), request.max_new_tokens
+        if not length:
+            raise InvalidRequestError("input_ids", "[]", "must hold at least one token")
+        for token in (min(request.input_ids), max(request.input_ids)):
+            if not 0 <= token < self._vocab:
+                raise InvalidRequestError("input_ids", token, f"must be a token id in [0, {self._vocab})")
+        if new < 1:
+            raise InvalidRequestError("request_output_len", new, "must be at least 1")
+        sent = len(request.draft_ids)
+        if sent > limits.max_draft_len:
+            raise InvalidRequestError(
+                "draft_input_ids", f"{sent} tokens", f"this engine verifies at most {limits.max_draft_len}"
+            )
+        if sent and new != sent + 1:
+            raise InvalidRequestError("request_output_len", new, f"must be {sent + 1} for {sent} draft tokens")
+        if length + new > limits.max_seq_len:
+            raise InvalidRequestError(
+                "input_ids",
+                f"{length} tokens + {new} new",
+                f"this engine holds {limits.max_seq_len} tokens (max_seq_len)",
+            )
+        call = Call(request, resolve_rule(request.rule, self._rules), future, request.draft_ids)
+        if sent:
+            check_call(call.verify_call(), self._vocab)
+        return call
+
+    def _run(self) -> None:
+        # grad mode is per thread
+        with torch.inference_mode():
+            while True:
+                try:
+                    action = self._inbox.get(block=not self._scheduler.busy)
+                except queue.Empty:
+                    self._scheduler.step()
+                    continue
+                if action is None:
+                    break
+                action()
+        self._drain()
+
+    def _drain(self) -> None:
+        """After the end: nobody who was accepted may wait for ever."""
+        while True:
+            try:
+                action = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            if action is not None:
+                action()
+        self._scheduler.fail_all(StepError("the engine was closed"))
+
+
+def load_step_model(folder: Path, threads: int = 0) -> EmbeddedStepModel:
+    """Load an engine that `make engines` wrote.
+
+    Args:
+        folder: holds manifest.json, config.json and the weights.
+        threads: compute threads; 0 takes every core.
+
+    Raises:
+        EngineError: a file is missing, damaged or of another version.
+    """
+    manifest = Manifest.read(folder)
+    manifest.verify_files(folder)
+    if threads:
+        torch.set_num_threads(threads)
+    limits = manifest.limits
+    decoder = Decoder(
+        ModelConfig.read(folder),
+        load_weights(folder),
+        manifest.dtype,
+        limits.max_seq_len,
+        limits.kv_tokens,
+        manifest.capabilities.deterministic,
+    )
+    # A draft's last indexed tokens are often rejected: losing them costs nobody anything.
+    loss = 0 if manifest.role == "target" else limits.tokens_per_block
+    return EmbeddedStepModel(decoder, limits, manifest.capabilities.rules, loss)

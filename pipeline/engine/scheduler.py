@@ -1,0 +1,193 @@
+"""What an engine computes next: admission by free blocks, then one packed batch per pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pipeline.engine.batch import PackedBatch, Row
+from pipeline.engine.call import Call
+from pipeline.engine.decoder import Decoder
+from pipeline.errors import StepError
+from pipeline.kv_cache.cache import KvCache
+from pipeline.sampling.laws import finite_rows, log_laws
+from pipeline.sampling.verify import sample, sample_with_law, verify
+
+MAX_BATCH_TOKENS = 512
+
+
+class Scheduler:
+    """Owns the running calls of one engine. Used by one thread.
+
+    Args:
+        decoder: computes.
+        kv: the decoder's KV cache.
+        max_calls: calls running at once.
+        max_batch_tokens: tokens of one pass; longer prefills are cut into chunks.
+    """
+
+    def __init__(self, decoder: Decoder, kv: KvCache, max_calls: int, max_batch_tokens: int = MAX_BATCH_TOKENS) -> None:
+        self._decoder = decoder
+        self._kv = kv
+        self._max_calls = max_calls
+        self._max_batch_tokens = max_batch_tokens
+        self._waiting: list[Call] = []
+        self.running: list[Call] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self.running)
+
+    def add(self, call: Call) -> None:
+        """Queue a call; the orchestrator's arrival order decides who goes first."""
+        self._waiting.append(call)
+        self._waiting.sort(key=lambda waiting: waiting.request.arrival)
+
+    def step(self) -> None:
+        """Admit what fits, compute one pass, and finish the calls that ended."""
+        self._admit()
+        planned = self._plan()
+        if not planned:
+            return
+        calls, rows = [call for call, _ in planned], tuple(row for _, row in planned)
+        started = time.perf_counter()
+        try:
+            logits = self._decoder.forward(PackedBatch(rows))
+            self._advance(calls, rows, logits, started)
+        except Exception as error:
+            # One pass serves many calls: each must learn of its end, and none may keep blocks.
+            for call in calls:
+                if not call.future.done():
+                    self._fail(call, StepError(f"engine pass failed: {type(error).__name__}: {error}"))
+
+    def fail_all(self, error: Exception) -> None:
+        """End every call with `error`."""
+        for call in [*self.running, *self._waiting]:
+            self._fail(call, error)
+        self._waiting.clear()
+
+    def stop(self, request_id: str) -> None:
+        """Let a call end after the pass it is in."""
+        for call in [*self.running, *self._waiting]:
+            if call.request.request_id == request_id:
+                call.stopped = True
+
+    def _admit(self) -> None:
+        while self._waiting and len(self.running) < self._max_calls:
+            call = self._waiting[0]
+            if call.stopped:
+                self._waiting.pop(0)
+                self._fail(call, StepError(f"call {call.request.request_id} was stopped"))
+                continue
+            # First come first served: nobody overtakes a call that waits for room.
+            table = self._kv.open(call.known, call.capacity)
+            if table is None:
+                return
+            call.table = table
+            self.running.append(self._waiting.pop(0))
+
+    def _plan(self) -> list[tuple[Call, Row]]:
+        """Short rows first, so that a long prefill delays nobody by more than a chunk."""
+        budget, planned = self._max_batch_tokens, []
+        for call in sorted(self.running, key=_remaining):
+            if budget <= 0:
+                break
+            row = call.next_row(budget)
+            planned.append((call, row))
+            budget -= len(row.tokens)
+        return planned
+
+    def _advance(self, calls: Sequence[Call], rows: Sequence[Row], logits: Tensor, started: float) -> None:
+        finite = finite_rows(logits).tolist()
+        groups: dict[int, list[tuple[Call, int]]] = {}
+        first = 0
+        for call, row in zip(calls, rows, strict=True):
+            assert call.table is not None
+            call.table.length = row.start + len(row.tokens)
+            call.computed_tokens += len(row.tokens)
+            if not all(finite[first : first + row.logits]):
+                self._fail(call, StepError("the engine computed logits that are not finite"))
+            elif row.logits:
+                groups.setdefault(row.logits, []).append((call, first))
+            elif call.stopped:
+                self._finish(call)
+            first += row.logits
+        ended = []
+        for width, members in groups.items():
+            starts = torch.tensor([start for _, start in members])
+            index = (starts[:, None] + torch.arange(width)).flatten()
+            part = logits if len(index) == logits.shape[0] else logits[index]
+            ended += self._decide([call for call, _ in members], part.view(len(members), width, -1))
+        elapsed = time.perf_counter() - started
+        for call in calls:
+            call.compute_s += elapsed
+        for call in ended:
+            self._finish(call)
+
+    def _decide(self, calls: Sequence[Call], logits: Tensor) -> list[Call]:
+        """Choose the next tokens of calls with equally many logits [calls, K + 1, width]; return those that ended."""
+        requests = [call.verify_call() for call in calls]
+        ended = []
+        if logits.shape[1] == 1:
+            wants_law = any(call.request.return_logits for call in calls)
+            laws = None
+            if wants_law:
+                tokens, laws = sample_with_law(logits[:, 0], requests)
+            else:
+                tokens = sample(logits[:, 0], requests)
+            head_ids = self._decoder.head_ids
+            for i, call in enumerate(calls):
+                call.uniforms_used += requests[i].uniforms
+                token = tokens[i] if head_ids is None else int(head_ids[tokens[i]])
+                before = len(call.output)
+                if call.commit([token]):
+                    ended.append(call)
+                if laws is not None and call.request.return_logits and len(call.output) > before:
+                    call.log_laws.append(log_laws(laws[i])[None])
+            return ended
+        for i, (call, decision) in enumerate(zip(calls, verify(logits, requests), strict=True)):
+            call.uniforms_used += requests[i].uniforms
+            call.commit([*call.drafts[: decision.accepted], decision.token])
+            call.accepted = min(decision.accepted, len(call.output))
+            if call.request.return_logits and call.output:
+                _, law = sample_with_law(logits[i, : len(call.output)], [requests[i]] * len(call.output))
+                call.log_laws.append(log_laws(law))
+            ended.append(call)
+        return ended
+
+    def _finish(self, call: Call) -> None:
+        table = call.table
+        assert table is not None
+        # The last token that was returned has not been computed; rejected drafts lie beyond and are given back.
+        kept = min(len(call.known) - 1, table.length)
+        law = self._full_laws(call)
+        result = call.result(law)
+        self.running.remove(call)
+        self._kv.close(table, call.known[:kept])
+        call.future.set_result(result)
+
+    def _full_laws(self, call: Call) -> Tensor | None:
+        if not call.log_laws:
+            return None
+        law = torch.cat(call.log_laws)
+        head_ids = self._decoder.head_ids
+        if head_ids is None:
+            return law
+        full = law.new_full((law.shape[0], self._decoder.config.vocab_size), -1e9)
+        full[:, head_ids] = law
+        return full
+
+    def _fail(self, call: Call, error: Exception) -> None:
+        if call.table is not None:
+            self.running.remove(call)
+            self._kv.close(call.table, [])
+            call.table = None
+        call.future.set_exception(error)
+
+
+def _remaining(call: Call) -> tuple[int, int]:
+    assert call.table is not None
+    return (len(call.known) - call.table.length, call.request.arrival)

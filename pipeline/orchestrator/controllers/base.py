@@ -1,0 +1,100 @@
+"""Choosing K: one small protocol, with a reason for every decision."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.drafting.base import Offer
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the next round does.
+
+    Attributes:
+        offer: the draft to take, or None for plain decoding.
+        k: draft tokens to propose; 0 without an offer.
+        burst: plain tokens to decode where k is 0.
+        reason: why, in a word or two that metrics can carry.
+    """
+
+    offer: Offer | None
+    k: int
+    burst: int
+    reason: str
+
+    @classmethod
+    def plain(cls, burst: int, reason: str) -> Decision:
+        return cls(None, 0, burst, reason)
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """Wall seconds of one round at the orchestrator."""
+
+    draft_s: float
+    verify_s: float
+    overhead_s: float
+
+
+@dataclass(frozen=True)
+class Observation:
+    """How a round went.
+
+    Attributes:
+        key: of the offer that was taken, or None for plain decoding.
+        drafted, accepted: tokens verified and kept; equal counts are a censored observation.
+        computed: tokens decided by the target in this round (K + 1 at most, or the burst).
+        load: requests in flight.
+    """
+
+    key: str | None
+    drafted: int
+    accepted: int
+    computed: int
+    load: int
+    times: RoundTimes
+
+
+class KController(ABC):
+    """Chooses K for one request."""
+
+    @abstractmethod
+    def choose(self, offers: Sequence[Offer], remaining: int, load: int) -> Decision:
+        """Decide the next round.
+
+        Args:
+            offers: drafts that could be had, each capped already; may be empty.
+            remaining: tokens the request may still commit, at least 1; a burst is at most this.
+            load: requests in flight.
+        """
+
+    @abstractmethod
+    def observe(self, observation: Observation) -> None:
+        """Learn from a round. Not called for a round that prefilled or whose draft failed."""
+
+
+class ControllerFactory(ABC):
+    """A deployment's controller: makes one per request and may share what they learn."""
+
+    @abstractmethod
+    def start(self) -> KController:
+        """Begin a request."""
+
+
+class Burst:
+    """Plain tokens per call while K stays 0: 1, 2, 4 ... up to a bound, so that a stream starts without a gap."""
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+        self._next = 1
+
+    def take(self, remaining: int) -> int:
+        size = min(self._next, remaining)
+        self._next = min(self._next * 2, self._largest)
+        return size
+
+    def reset(self) -> None:
+        self._next = 1

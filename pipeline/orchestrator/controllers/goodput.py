@@ -1,0 +1,110 @@
+"""The K with the least expected time per committed token (after SmartSpec, arXiv 2406.14066), 0 included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.drafting.base import Offer
+from pipeline.orchestrator.controllers.acceptance import RequestAcceptance, SharedAcceptance
+from pipeline.orchestrator.controllers.base import Burst, ControllerFactory, Decision, KController, Observation
+from pipeline.orchestrator.controllers.costs import CostModel
+
+MARGIN = 0.02  # speculation must promise at least this much to leave plain decoding, and K to change
+FIRST_PROBE = 24  # plain tokens before speculation is tried again; doubles while it does not pay
+LAST_PROBE = 192
+
+
+@dataclass(frozen=True)
+class _Choice:
+    offer: Offer
+    k: int
+    seconds_per_token: float
+
+
+class GoodputController(KController):
+    """Compares every K of every offer with plain decoding, by measured time and estimated acceptance.
+
+    Args:
+        costs: shared cost model.
+        acceptance: this request's estimates.
+        burst: plain tokens per call at most.
+    """
+
+    def __init__(self, costs: CostModel, acceptance: RequestAcceptance, burst: int) -> None:
+        self._costs = costs
+        self._acceptance = acceptance
+        self._largest_burst = burst
+        self._burst = Burst(burst)
+        self._last_k: dict[str, int] = {}
+        self._plain_tokens = 0
+        self._probe_after = FIRST_PROBE
+        self._probing = False
+
+    def choose(self, offers: Sequence[Offer], remaining: int, load: int) -> Decision:
+        best = min(
+            (self._best(offer, load) for offer in offers if offer.max_k > 0),
+            key=lambda choice: choice.seconds_per_token,
+            default=None,
+        )
+        if best is None:
+            return self._plain(remaining, "no_offer")
+        plain = self._costs.verify_s(0, load) + self._costs.overhead_s(load) / self._largest_burst
+        if best.seconds_per_token < plain * (1 - MARGIN):
+            self._last_k[best.offer.key] = best.k
+            return self._speculate(best.offer, best.k, "pays")
+        if self._plain_tokens >= self._probe_after:
+            self._probing = True
+            return self._speculate(best.offer, min(best.k, 2), "probe")
+        return self._plain(remaining, "plain_faster")
+
+    def observe(self, observation: Observation) -> None:
+        times, load = observation.times, observation.load
+        if observation.key is None:
+            self._plain_tokens += observation.computed
+            if observation.computed:
+                self._costs.add_plain(observation.computed, times.verify_s, times.overhead_s, load)
+            return
+        source = observation.key.partition("-")[0]
+        drafted, accepted = observation.drafted, observation.accepted
+        self._acceptance.add(observation.key, drafted, accepted)
+        self._costs.add_round(source, drafted, times.draft_s, times.verify_s, times.overhead_s, load)
+        if self._probing:
+            self._probing = False
+            self._plain_tokens = 0
+            kept_all = accepted == drafted
+            self._probe_after = FIRST_PROBE if kept_all else min(2 * self._probe_after, LAST_PROBE)
+
+    def _best(self, offer: Offer, load: int) -> _Choice:
+        committed = self._acceptance.committed(offer.key, offer.max_k)
+        overhead = self._costs.overhead_s(load)
+
+        def per_token(k: int) -> float:
+            round_s = self._costs.draft_s(offer.source, k, load) + self._costs.verify_s(k, load) + overhead
+            return round_s / committed[k]
+
+        times = {k: per_token(k) for k in range(1, offer.max_k + 1)}
+        k = min(times, key=times.__getitem__)
+        last = self._last_k.get(offer.key)
+        if last in times and times[k] > times[last] * (1 - MARGIN):
+            k = last
+        return _Choice(offer, k, times[k])
+
+    def _speculate(self, offer: Offer, k: int, reason: str) -> Decision:
+        self._burst.reset()
+        return Decision(offer, k, 0, reason)
+
+    def _plain(self, remaining: int, reason: str) -> Decision:
+        return Decision.plain(self._burst.take(remaining), reason)
+
+
+class GoodputFactory(ControllerFactory):
+    """Makes goodput controllers that share costs and prior acceptance."""
+
+    def __init__(self, costs: CostModel, burst: int) -> None:
+        self._costs = costs
+        self._shared = SharedAcceptance()
+        self._burst = burst
+
+    def start(self) -> GoodputController:
+        return GoodputController(self._costs, RequestAcceptance(self._shared), self._burst)

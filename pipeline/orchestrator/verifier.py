@@ -1,0 +1,110 @@
+"""The target's side of a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeline.drafting.base import Draft
+from pipeline.engine.step import KvUse, StepModel, StepRequest, StepResult
+from pipeline.errors import StepError
+from pipeline.orchestrator.waiting import wait_for
+from pipeline.sampling.params import SamplingParams
+from pipeline.sampling.random import call_seed
+
+
+@dataclass(frozen=True)
+class TargetContext:
+    """What every target call of a request carries."""
+
+    request_id: str
+    sampling: SamplingParams
+    seed: int
+    end_id: int | None
+    rule: str
+    arrival: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target decided in one call.
+
+    Attributes:
+        tokens: to commit, in order: accepted drafts, then the correction or bonus, or plain tokens.
+        drafted: drafts that were verified.
+        accepted: how many of `tokens` are drafts.
+        ended: the end token came next; it is not in `tokens`.
+        kv: block counters of the call.
+    """
+
+    tokens: tuple[int, ...]
+    drafted: int
+    accepted: int
+    ended: bool
+    kv: KvUse
+
+
+class Verifier(Protocol):
+    """Decides tokens under the target's law."""
+
+    def verify(self, context: TargetContext, history: tuple[int, ...], draft: Draft, index: int) -> Verdict:
+        """Verify a draft behind `history`; commits 1 to K + 1 tokens."""
+        ...
+
+    def decode(self, context: TargetContext, history: tuple[int, ...], count: int, index: int) -> Verdict:
+        """Decode `count` tokens plainly."""
+        ...
+
+
+class StepVerifier:
+    """A verifier over a target step model.
+
+    Args:
+        step_model: the target engine.
+        deadline_s: seconds after which a call is abandoned.
+    """
+
+    def __init__(self, step_model: StepModel, deadline_s: float) -> None:
+        self._step_model = step_model
+        self._deadline_s = deadline_s
+
+    def verify(self, context: TargetContext, history: tuple[int, ...], draft: Draft, index: int) -> Verdict:
+        result = self._call(context, history, len(draft.ids) + 1, index, draft)
+        used = draft.ids[: result.total_draft_tokens]
+        accepted = _common_prefix(result.output_ids, used)
+        # The end token is never returned: no correction or bonus behind the accepted drafts means it came.
+        ended = len(result.output_ids) == accepted
+        return Verdict(result.output_ids, len(used), accepted, ended, result.kv)
+
+    def decode(self, context: TargetContext, history: tuple[int, ...], count: int, index: int) -> Verdict:
+        result = self._call(context, history, count, index, None)
+        return Verdict(result.output_ids, 0, 0, len(result.output_ids) < count, result.kv)
+
+    def _call(
+        self, context: TargetContext, history: tuple[int, ...], new: int, index: int, draft: Draft | None
+    ) -> StepResult:
+        request = StepRequest(
+            request_id=f"{context.request_id}/target/{index}",
+            input_ids=history,
+            max_new_tokens=new,
+            draft_ids=draft.ids if draft else (),
+            draft_logits=draft.logits if draft else None,
+            sampling=context.sampling,
+            seed=call_seed(context.seed, index, "target"),
+            end_id=context.end_id,
+            rule=context.rule,
+            arrival=context.arrival,
+        )
+        result = wait_for(self._step_model.submit(request), self._deadline_s, "target")
+        if len(result.output_ids) > new:
+            raise StepError(f"the target returned {len(result.output_ids)} tokens, {new} were asked for")
+        return result
+
+
+def _common_prefix(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    count = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

@@ -1,0 +1,58 @@
+"""Acceptance rules by name, and which one a request gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.errors import InvalidRequestError
+from pipeline.sampling.rules.base import AcceptanceRule, Proposal, Randomness, Verdict, compare
+from pipeline.sampling.rules.block import BlockRule
+from pipeline.sampling.rules.match import MatchRule
+from pipeline.sampling.rules.residual import ResidualRule
+from pipeline.sampling.rules.token import TokenRule
+
+__all__ = [
+    "PREFERENCE",
+    "RULES",
+    "RULE_AUTO",
+    "AcceptanceRule",
+    "BlockRule",
+    "MatchRule",
+    "Proposal",
+    "Randomness",
+    "ResidualRule",
+    "TokenRule",
+    "Verdict",
+    "compare",
+    "resolve_rule",
+]
+
+RULE_AUTO = "auto"
+
+RULES: dict[str, AcceptanceRule] = {rule.name: rule for rule in (BlockRule(), TokenRule(), MatchRule())}
+
+PREFERENCE = ("block", "token", "match")
+"""What "auto" takes, best first."""
+
+
+def resolve_rule(requested: str, offered: Sequence[str]) -> str:
+    """The rule that a call gets.
+
+    Args:
+        requested: a rule's name, or "auto".
+        offered: names that the target can apply.
+
+    Returns:
+        The name of one offered rule.
+
+    Raises:
+        InvalidRequestError: naming acceptance_rule, its value and what is offered.
+    """
+    if requested == RULE_AUTO:
+        best = next((name for name in PREFERENCE if name in offered), None)
+        if best is not None:
+            return best
+    elif requested in offered:
+        return requested
+    limit = f"this target offers {', '.join([RULE_AUTO, *offered]) if offered else 'no acceptance rule'}"
+    raise InvalidRequestError("acceptance_rule", requested, limit)

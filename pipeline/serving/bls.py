@@ -1,0 +1,137 @@
+"""A step model behind Triton, called from the Python backend (Business Logic Scripting)."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any
+
+from pipeline.engine.step import StepModel, StepRequest, StepResult
+from pipeline.errors import OverloadedError, SpecDecodeError, StepError
+from pipeline.serving.backend import step_error
+from pipeline.serving.contract import Tensors
+from pipeline.serving.request_tensors import EncodedCall, encode_request, encode_stop
+from pipeline.serving.result_tensors import decode_result
+from pipeline.serving.workers import WorkerPool
+
+
+class BlsStepModel(StepModel):
+    """Calls a Triton model by synchronous `exec`, one thread per call in flight.
+
+    `exec` on a child that died or hangs never returns, so callers wait on the future with a deadline. Such a call
+    keeps its thread, and a slot of the backend's thread pool, until the child answers: `abandoned` counts the calls
+    that are past `deadline_s`, and other threads take over their work.
+
+    Args:
+        model_name: of the Triton model.
+        utils: `triton_python_backend_utils`.
+        max_calls: calls in flight, abandoned ones not counted; more wait for a thread.
+        deadline_s: seconds after which a call counts as abandoned; callers should wait as long.
+        max_abandoned: with so many, further calls are refused at once instead of eating the thread pool.
+        step_stats: the child sends `specdec_step_stats` (an NVIDIA engine does not).
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        utils: Any,
+        *,
+        max_calls: int,
+        deadline_s: float,
+        max_abandoned: int = 16,
+        step_stats: bool = True,
+    ) -> None:
+        self._name = model_name
+        self._utils = utils
+        self._deadline_s = deadline_s
+        self._max_abandoned = max_abandoned
+        self._step_stats = step_stats
+        self._pool = WorkerPool(f"bls-{model_name}", max_calls)
+        self._inside: dict[int, float] = {}  # id of a future -> when its exec began
+
+    @property
+    def abandoned(self) -> int:
+        """Calls past their deadline that still hold a thread."""
+        overdue = time.monotonic() - self._deadline_s
+        return sum(began < overdue for began in list(self._inside.values()))
+
+    def submit(self, request: StepRequest) -> Future[StepResult]:
+        future: Future[StepResult] = Future()
+        abandoned = self.abandoned
+        try:
+            if abandoned >= self._max_abandoned:
+                raise StepError(
+                    f"{abandoned} calls to model {self._name} never returned (limit {self._max_abandoned}); "
+                    "the server must be restarted"
+                )
+            self._pool.write_off(abandoned)
+            self._pool.submit(lambda: self._run(request, future))
+        except SpecDecodeError as error:
+            future.set_exception(error)
+        return future
+
+    def stop(self, request_id: str) -> None:
+        """Send NVIDIA's stop request: `stop` = true with the request id of the call to end."""
+        with suppress(OverloadedError):  # closed
+            self._pool.submit(lambda: self._exec_stop(request_id))
+
+    def close(self) -> None:
+        """Refuse further calls. A call that is inside `exec` ends when its child answers, or never."""
+        for job in self._pool.close():
+            job()
+
+    def execute(self, request: StepRequest) -> StepResult:
+        """One synchronous call.
+
+        Raises:
+            StepError: with the child's message and code.
+            InvalidRequestError: the request does not fit its tensors.
+        """
+        call = encode_request(request, step_stats=self._step_stats)
+        response = self._exec(request.request_id, call)
+        found: Tensors = {}
+        for tensor in response.output_tensors():
+            found[tensor.name()] = tensor.as_numpy()
+        return decode_result(found, request)
+
+    def _exec(self, request_id: str, call: EncodedCall) -> Any:
+        utils = self._utils
+        try:
+            response = utils.InferenceRequest(
+                request_id=request_id,
+                model_name=self._name,
+                requested_output_names=list(call.outputs),
+                inputs=[utils.Tensor(name, array) for name, array in call.tensors.items()],
+                parameters=call.parameters,
+            ).exec()
+        except Exception as error:  # the stub raises TritonModelException, or plain RuntimeError, at its whim
+            raise step_error(f"model {self._name}: {error}") from error
+        if response.has_error():
+            raise step_error(f"model {self._name}: {response.error().message()}")
+        return response
+
+    def _exec_stop(self, request_id: str) -> None:
+        try:
+            self._exec(request_id, encode_stop())
+        except SpecDecodeError as error:
+            self._utils.Logger.log_warn(f"stop of call {request_id} failed: {error}")
+
+    def _run(self, request: StepRequest, future: Future[StepResult]) -> None:
+        if future.cancelled():
+            return
+        outcome: StepResult | BaseException
+        self._inside[id(future)] = time.monotonic()
+        try:
+            if self._pool.closed:
+                raise StepError(f"model {self._name} is closed")
+            outcome = self.execute(request)
+        except BaseException as error:
+            outcome = error
+        finally:
+            del self._inside[id(future)]
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)

@@ -1,0 +1,209 @@
+"""The model.py logic of `spec_decode`: requests onto worker threads, chunks out by the response sender."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.engine.step import StepModel
+from pipeline.errors import CancelledError, OverloadedError, SpecDecodeError
+from pipeline.orchestrator.request import Chunk, GenerationRequest
+from pipeline.serving.backend import (
+    ModelArguments,
+    backend_utils,
+    load_factory,
+    read_inputs,
+    read_parameters,
+    triton_error,
+)
+from pipeline.serving.bls import BlsStepModel
+from pipeline.serving.contract import DRAFT_MODEL, TARGET_MODEL
+from pipeline.serving.generation import decode_generation, encode_chunk
+from pipeline.serving.workers import WorkerPool
+from pipeline.spec import DeploymentSpec
+
+SPEC_FILE = "deployment.json"
+DEFAULT_ORCHESTRATOR_FACTORY = "pipeline.serving.orchestrator_server:build_orchestrator"
+
+
+class TextGenerator(Protocol):
+    """What the server needs of an orchestrator; `pipeline.orchestrator.loop.Orchestrator` has this shape."""
+
+    def generate(self, request: GenerationRequest, is_cancelled: Callable[[], bool]) -> Iterator[Chunk]:
+        """Chunks of an answer; the last one is `final`. Without `stream` there is one chunk.
+
+        Raises:
+            SpecDecodeError: from any `next`; the request ends with it.
+        """
+
+
+def build_orchestrator(
+    spec: DeploymentSpec, engines_dir: Path, target: StepModel, draft: StepModel | None
+) -> TextGenerator:
+    """The default `orchestrator_factory`: the real loop over two step models.
+
+    Args:
+        spec: the deployment.
+        engines_dir: holds target/ and draft/: manifests and the tokenizer, which are read here too.
+        target: the target's step model.
+        draft: the draft's, or None.
+
+    Raises:
+        EngineError: an engine folder is missing or damaged.
+    """
+    # Lazily: tests serve other orchestrators, and importing this one costs seconds.
+    from pipeline.engine.manifest import Manifest
+    from pipeline.orchestrator.setup import make_orchestrator
+    from pipeline.text.tokenizer import Tokenizer
+
+    target_dir = engines_dir / TARGET_MODEL
+    return make_orchestrator(
+        spec,
+        Tokenizer.load(target_dir),
+        target,
+        Manifest.read(target_dir),
+        draft,
+        None if draft is None else Manifest.read(engines_dir / DRAFT_MODEL),
+    )
+
+
+class Answer:
+    """The response side of one request: FINAL goes out exactly once, and nothing touches the sender after it.
+
+    Asking a sender whether its request is cancelled after FINAL was sent is a use after free that takes the
+    whole server down (python_backend release 24.10), hence one lock and a `closed` flag around both.
+    """
+
+    def __init__(self, utils: Any, sender: Any) -> None:
+        self._utils = utils
+        self._sender = sender
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def is_cancelled(self) -> bool:
+        with self._lock:
+            return self._closed or bool(self._sender.is_cancelled())
+
+    def send(self, chunk: Chunk) -> None:
+        """Send a chunk; a final one closes the answer."""
+        utils = self._utils
+        tensors = [utils.Tensor(name, array) for name, array in encode_chunk(chunk).items()]
+        self._send(utils.InferenceResponse(output_tensors=tensors), final=chunk.final)
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error; does nothing where the answer is closed."""
+        utils = self._utils
+        self._send(utils.InferenceResponse(output_tensors=[], error=triton_error(utils, error)), final=True)
+
+    def _send(self, response: Any, *, final: bool) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = final
+            if not final:
+                self._sender.send(response)
+                return
+            flag = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            try:
+                self._sender.send(response, flags=flag)
+            except Exception as error:
+                # Without a FINAL flag the client would wait for ever.
+                self._utils.Logger.log_error(f"a final response could not be sent: {error}")
+                self._sender.send(flags=flag)
+
+
+class OrchestratorServer:
+    """Runs one request per worker thread.
+
+    Args:
+        generator: the orchestrator.
+        utils: `triton_python_backend_utils`.
+        max_requests: requests that run at once.
+        max_queue: requests that may wait beyond those; a further one is refused with UNAVAILABLE.
+        step_models: closed with the server.
+    """
+
+    def __init__(
+        self,
+        generator: TextGenerator,
+        utils: Any,
+        *,
+        max_requests: int,
+        max_queue: int,
+        step_models: Sequence[StepModel] = (),
+    ) -> None:
+        self._generator = generator
+        self._utils = utils
+        self._step_models = step_models
+        self._pool = WorkerPool("request", max_requests, max_queue)
+        self._stopping = False
+
+    @classmethod
+    def from_triton(cls, args: Mapping[str, str]) -> OrchestratorServer:
+        """Build the orchestrator over the step models that config.pbtxt names.
+
+        Raises:
+            EngineError: a parameter is missing, or the factory cannot be loaded.
+        """
+        utils = backend_utils()
+        arguments = ModelArguments.from_triton(args)
+        spec = DeploymentSpec.model_validate_json((arguments.version_dir / SPEC_FILE).read_text())
+
+        def connect(name: str, deadline_s: float) -> BlsStepModel:
+            return BlsStepModel(
+                name,
+                utils,
+                # A request has at most one call to each model in flight; the rest are stops.
+                max_calls=spec.limits.max_requests + 4,
+                deadline_s=deadline_s,
+                step_stats=arguments.parameters.get("step_stats", "true") == "true",
+            )
+
+        target = connect(TARGET_MODEL, spec.deadlines.target_s)
+        draft = connect(DRAFT_MODEL, spec.deadlines.draft_s) if spec.draft.uses_model else None
+        factory = load_factory(arguments.parameters.get("orchestrator_factory", DEFAULT_ORCHESTRATOR_FACTORY))
+        engines_dir = Path(arguments.parameter("engines_dir"))
+        return cls(
+            factory(spec, engines_dir, target, draft),
+            utils,
+            max_requests=spec.limits.max_requests,
+            max_queue=spec.limits.max_queue,
+            step_models=[model for model in (target, draft) if model is not None],
+        )
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Enqueue requests; returns None, as a decoupled model must."""
+        for request in requests:
+            answer = Answer(self._utils, request.get_response_sender())
+            try:
+                self._pool.submit(partial(self._run, request, answer))
+            except OverloadedError as error:
+                answer.fail(error)
+
+    def close(self) -> None:
+        """Refuse what waits; running requests end by their own deadlines."""
+        self._stopping = True
+        for job in self._pool.close():
+            job()
+        for model in self._step_models:
+            model.close()
+
+    def _run(self, request: Any, answer: Answer) -> None:
+        try:
+            if self._stopping:
+                raise OverloadedError("the server is stopping")
+            if answer.is_cancelled():
+                raise CancelledError("the client withdrew the request while it waited")
+            wanted = decode_generation(read_inputs(request), read_parameters(request), request.request_id())
+            last: Chunk | None = None
+            for last in self._generator.generate(wanted, answer.is_cancelled):
+                if not wanted.stream and not last.final:
+                    raise SpecDecodeError("the orchestrator sent more than one chunk to a request without stream")
+                answer.send(last)
+            if last is None or not last.final:
+                raise SpecDecodeError("the orchestrator ended without a final chunk")
+        except BaseException as error:
+            answer.fail(error)

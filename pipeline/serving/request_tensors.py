@@ -1,0 +1,216 @@
+"""StepRequest as named tensors, both ways, for the BLS adapter and the step server.
+
+Meaning of the tensors: NVIDIA TensorRT-LLM 1.2, Triton backend `tensorrtllm`, model `tensorrt_llm`. Arrays
+have a leading batch dimension of 1; where `reshape` has taken the last dimension away, a scalar arrives as
+[1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.engine.step import RULE_AUTO, FloatArray, StepRequest
+from pipeline.errors import InvalidRequestError
+from pipeline.sampling.params import SamplingParams
+from pipeline.serving.contract import ARRIVAL_PARAMETER, PERF_OUTPUTS, RULE_PARAMETER, STEP_STATS, Array, Tensors
+
+_SAMPLING_NAMES = {"top_k": "runtime_top_k", "top_p": "runtime_top_p"}
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """A decoded step request.
+
+    Attributes:
+        request: what to compute.
+        include_input: put the input before the new tokens in `output_ids`.
+        perf_metrics: send NVIDIA's counters.
+    """
+
+    request: StepRequest
+    include_input: bool = False
+    perf_metrics: bool = False
+
+
+@dataclass(frozen=True)
+class EncodedCall:
+    """A step request on its way to Triton.
+
+    Attributes:
+        tensors: inputs by name.
+        parameters: request parameters.
+        outputs: names of the outputs to ask for.
+    """
+
+    tensors: Tensors
+    parameters: dict[str, str | int]
+    outputs: tuple[str, ...]
+
+
+def encode_request(request: StepRequest, *, step_stats: bool = True) -> EncodedCall:
+    """A call as tensors. What is off is sent as off; greedy is top_k 1 alone.
+
+    Args:
+        request: the call.
+        step_stats: ask for STEP_STATS, which holds every counter; else for NVIDIA's counters, since an NVIDIA
+            engine refuses names that it does not know.
+
+    Raises:
+        InvalidRequestError: draft_logits do not fit the drafts, or a number does not fit its tensor.
+    """
+    _check(request)
+    tensors: Tensors = {
+        "input_ids": row(request.input_ids),
+        "input_lengths": row([len(request.input_ids)]),
+        "request_output_len": row([request.max_new_tokens]),
+        "runtime_top_k": row([1 if request.sampling.greedy else request.sampling.top_k]),
+        # Always explicit: NVIDIA's default is a parameter of the model.
+        "exclude_input_in_output": np.array([[True]]),
+    }
+    if not request.sampling.greedy:
+        tensors["temperature"] = np.array([[request.sampling.temperature]], np.float32)
+        tensors["runtime_top_p"] = np.array([[request.sampling.top_p]], np.float32)
+        tensors["seed"] = np.array([[request.seed]], np.uint64)
+    if request.draft_ids:
+        tensors["draft_input_ids"] = row(request.draft_ids)
+        if request.draft_logits is not None:
+            tensors["draft_logits"] = np.ascontiguousarray(request.draft_logits, np.float32)[None]
+    if request.end_id is not None:
+        tensors["end_id"] = row([request.end_id])
+    outputs: tuple[str, ...] = ("output_ids", "sequence_length")
+    if request.return_logits:
+        tensors["return_generation_logits"] = np.array([[True]])
+        outputs += ("generation_logits",)
+    if step_stats:
+        outputs += (STEP_STATS,)
+    else:
+        tensors["return_perf_metrics"] = np.array([[True]])
+        outputs += PERF_OUTPUTS
+    return EncodedCall(tensors, {RULE_PARAMETER: request.rule, ARRIVAL_PARAMETER: request.arrival}, outputs)
+
+
+def encode_stop() -> EncodedCall:
+    """A stop call; its request id says which call to stop. Lengths are mandatory and unused."""
+    tensors: Tensors = {
+        "input_ids": row([0]),
+        "input_lengths": row([1]),
+        "request_output_len": row([1]),
+        "stop": np.array([[True]]),
+    }
+    return EncodedCall(tensors, {}, ("output_ids", "sequence_length"))
+
+
+def is_stop(tensors: Mapping[str, Array]) -> bool:
+    return bool(_scalar(tensors, "stop", False))
+
+
+def decode_request(tensors: Mapping[str, Array], parameters: Mapping[str, Any], request_id: str) -> StepCall:
+    """The step request that named tensors describe. Absent sampling inputs mean greedy, as NVIDIA's do.
+
+    Raises:
+        InvalidRequestError: naming the tensor, its value and its limit.
+    """
+    input_ids = _ids(tensors, "input_ids")
+    length = int(_scalar(tensors, "input_lengths", -1))
+    if length != len(input_ids):
+        raise InvalidRequestError("input_lengths", length, f"input_ids holds {len(input_ids)} tokens")
+    request = StepRequest(
+        request_id=request_id,
+        input_ids=input_ids,
+        max_new_tokens=int(_scalar(tensors, "request_output_len", 0)),
+        draft_ids=_ids(tensors, "draft_input_ids"),
+        draft_logits=_draft_logits(tensors),
+        sampling=_sampling(tensors),
+        seed=int(_scalar(tensors, "seed", 0)),
+        end_id=int(_scalar(tensors, "end_id", 0)) if "end_id" in tensors else None,
+        rule=_parameter(parameters, RULE_PARAMETER, RULE_AUTO),
+        return_logits=bool(_scalar(tensors, "return_generation_logits", False)),
+        arrival=_parameter(parameters, ARRIVAL_PARAMETER, 0),
+    )
+    _check(request)
+    return StepCall(
+        request,
+        include_input=not _scalar(tensors, "exclude_input_in_output", False),
+        perf_metrics=bool(_scalar(tensors, "return_perf_metrics", False)),
+    )
+
+
+def row(values: Any) -> Array:
+    """[1, n] INT32."""
+    return np.array([values], np.int32)
+
+
+def _check(request: StepRequest) -> None:
+    if not request.input_ids:
+        raise InvalidRequestError("input_ids", [], "must hold at least one token")
+    if not 1 <= request.max_new_tokens <= _INT32_MAX:
+        raise InvalidRequestError("request_output_len", request.max_new_tokens, "must be at least 1")
+    if not 0 <= request.seed < 1 << 64:
+        raise InvalidRequestError("seed", request.seed, "must fit an unsigned 64-bit integer")
+    logits, drafts = request.draft_logits, len(request.draft_ids)
+    if drafts and request.max_new_tokens != drafts + 1:
+        raise InvalidRequestError(
+            "request_output_len", request.max_new_tokens, f"must be K + 1 = {drafts + 1} with K = {drafts} drafts"
+        )
+    if logits is not None and (logits.ndim != 2 or logits.shape[0] != drafts):
+        raise InvalidRequestError(
+            "draft_logits", f"shape {list(logits.shape)}", f"must be [K, vocab] with K = {drafts} drafts"
+        )
+
+
+def _ids(tensors: Mapping[str, Array], name: str) -> tuple[int, ...]:
+    values = tensors.get(name)
+    if values is None:
+        return ()
+    if values.ndim != 2 or values.shape[0] != 1:
+        raise InvalidRequestError(name, f"shape {list(values.shape)}", "must be [1, n]: one sequence per request")
+    ids: list[int] = values[0].tolist()
+    if ids and min(ids) < 0:
+        raise InvalidRequestError(name, min(ids), "token ids are 0 or more")
+    return tuple(ids)
+
+
+def _scalar(tensors: Mapping[str, Array], name: str, absent: bool | int | float) -> bool | int | float:
+    values = tensors.get(name)
+    if values is None:
+        return absent
+    if values.size != 1:
+        raise InvalidRequestError(name, f"shape {list(values.shape)}", "must hold one value")
+    found: bool | int | float = values.reshape(-1)[0].item()
+    return found
+
+
+def _draft_logits(tensors: Mapping[str, Array]) -> FloatArray | None:
+    values = tensors.get("draft_logits")
+    if values is None:
+        return None
+    if values.ndim != 3 or values.shape[0] != 1:
+        raise InvalidRequestError("draft_logits", f"shape {list(values.shape)}", "must be [1, K, vocab]")
+    if values.dtype != np.float32:
+        raise InvalidRequestError("draft_logits", str(values.dtype), "must be float32")
+    logits: FloatArray = values[0]
+    return logits
+
+
+def _sampling(tensors: Mapping[str, Array]) -> SamplingParams:
+    try:
+        return SamplingParams(
+            temperature=float(_scalar(tensors, "temperature", 1.0)),
+            top_k=int(_scalar(tensors, "runtime_top_k", 1)),
+            top_p=float(_scalar(tensors, "runtime_top_p", 1.0)),
+        )
+    except InvalidRequestError as error:
+        name = _SAMPLING_NAMES.get(error.field, error.field)
+        raise InvalidRequestError(name, error.value, error.limit) from None
+
+
+def _parameter(parameters: Mapping[str, Any], name: str, absent: Any) -> Any:
+    value = parameters.get(name, absent)
+    if type(value) is not type(absent):
+        raise InvalidRequestError(name, value, f"must be of type {type(absent).__name__}")
+    return value

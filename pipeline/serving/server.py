@@ -1,0 +1,272 @@
+"""A Triton server process: started, watched, stopped, and cleaned up after."""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from pipeline.errors import ServerError
+from pipeline.serving.contract import SPEC_DECODE_MODEL
+from pipeline.serving.ports import FREE_PORTS, HOST, choose_ports
+from pipeline.serving.server_lock import ServerLock, ServerRecord
+from pipeline.serving.shared_memory import check_space, clean_stale, kill_group, region_prefix, remove_regions
+from pipeline.serving.triton_install import TritonInstall, find_triton
+from pipeline.serving.triton_log import TritonLog
+from pipeline.spec import ROOT, PortsSpec
+
+_POLL_S = 0.05
+_STOP_MARGIN_S = 5.0
+
+# With more busy processes than cores, OpenMP threads that spin at barriers stall each other.
+_STUB_ENV = {"GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How a server runs.
+
+    Attributes:
+        ports: 0 takes a free one.
+        requests: that run at once; sizes the Python backend's thread pool.
+        shm_bytes: shared memory that each model starts with, in bytes; it grows by itself.
+        exit_timeout_s: what Triton grants running requests when it is stopped, in seconds.
+        log_path: None: server.log beside the models.
+        env: added to the environment of the server and its models.
+        arguments: further flags of tritonserver.
+    """
+
+    ports: PortsSpec = FREE_PORTS
+    requests: int = 32
+    shm_bytes: int = 16 << 20
+    exit_timeout_s: int = 5
+    log_path: Path | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StartProgress:
+    """How far a start has come: seconds since it began, models that are loaded, models in all."""
+
+    elapsed_s: float
+    loaded: tuple[str, ...]
+    models: tuple[str, ...]
+
+
+class TritonServer:
+    """A context manager round one tritonserver on 127.0.0.1.
+
+    Args:
+        repository: rendered by `render_repository`.
+        engines_dir: one server at a time may serve the engines of a folder.
+        options: ports, sizes, environment.
+        install: None finds one.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        engines_dir: Path,
+        options: ServerOptions | None = None,
+        install: TritonInstall | None = None,
+    ) -> None:
+        self._repository = repository.resolve()
+        self._options = options or ServerOptions()
+        self._install = install
+        self._lock = ServerLock(engines_dir.resolve())
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+        self._models: tuple[str, ...] = ()
+        self.ports = self._options.ports
+        self.log = TritonLog(self._options.log_path or self._repository / "server.log")
+
+    def __enter__(self) -> TritonServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int | None:
+        """Of tritonserver, which leads a process group of this number; None before start and after stop."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def http_address(self) -> str:
+        return f"{HOST}:{self.ports.http}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"{HOST}:{self.ports.grpc}"
+
+    @property
+    def metrics_address(self) -> str:
+        return f"{HOST}:{self.ports.metrics}"
+
+    def start(self) -> None:
+        """Start the process; `wait_ready` waits for its models.
+
+        Raises:
+            ServerError: no server installed, a port in use, the engines served already, or /dev/shm too
+                small.
+        """
+        if self._process is not None:
+            raise ServerError("the server is started already")
+        self._models = tuple(sorted(path.parent.name for path in self._repository.glob("*/config.pbtxt")))
+        if not self._models:
+            raise ServerError(f"{self._repository} holds no model; render it first (`make repo`)")
+        install = self._install or find_triton()
+        self._lock.acquire()
+        try:
+            clean_stale()
+            check_space(self._options.shm_bytes * len(self._models))
+            self.ports = choose_ports(self._options.ports)
+            self._process = self._spawn(install)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._lock.write(ServerRecord(self._process.pid, self.ports.http, self.ports.grpc, self.ports.metrics))
+        atexit.register(self.stop)
+
+    def wait_ready(self, timeout_s: float = 300.0, progress: Callable[[StartProgress], None] | None = None) -> None:
+        """Wait until every model is loaded. A server that cannot become ready is stopped.
+
+        Raises:
+            ServerError: with the reason out of Triton's log: a model failed to load, the server died, or
+                time ran
+                out.
+        """
+        deadline = self._started + timeout_s
+        while not self._http_ready():
+            if progress is not None:
+                progress(StartProgress(time.monotonic() - self._started, self.log.loaded(), self._models))
+            problem = None
+            if not self.running:
+                problem = f"Triton ended while it started: {self.log.failure()}"
+            elif self.log.fatal() is not None:
+                problem = f"Triton cannot start: {self.log.failure()}"
+            elif time.monotonic() > deadline:
+                missing = sorted(set(self._models) - set(self.log.loaded()))
+                problem = f"Triton was not ready after {timeout_s:g} s; not loaded: {', '.join(missing) or 'none'}"
+            if problem is not None:
+                self.stop()
+                raise ServerError(f"{problem} (log: {self.log.path})")
+            time.sleep(_POLL_S)
+        if progress is not None:
+            progress(StartProgress(time.monotonic() - self._started, self._models, self._models))
+
+    def wait_inference(self, timeout_s: float = 60.0, prompt: str = "Hello", max_tokens: int = 1) -> float:
+        """Run one real request: Triton's own readiness stays "ready" when a model's process has died.
+
+        Returns:
+            Seconds that it took.
+
+        Raises:
+            ServerError: no answer in time, or an error instead of an answer.
+        """
+        started = time.monotonic()
+        body = json.dumps({"text_input": prompt, "max_tokens": max_tokens}).encode()
+        url = f"http://{self.http_address}/v2/models/{SPEC_DECODE_MODEL}/generate"
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=timeout_s) as response:
+                response.read()
+        except urllib.error.HTTPError as error:
+            raise ServerError(f"a test request failed: {_error_message(error.read())}") from error
+        except (OSError, http.client.HTTPException) as error:
+            state = "is running" if self.running else f"has ended: {self.log.failure()}"
+            raise ServerError(f"a test request got no answer in {timeout_s:g} s ({error}); Triton {state}") from error
+        return time.monotonic() - started
+
+    def stop(self) -> None:
+        """Stop the server, by force if need be, and remove its shared memory and its lock. May be called twice."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        atexit.unregister(self.stop)
+        try:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.wait(self._options.exit_timeout_s + _STOP_MARGIN_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            kill_group(process.pid)
+            process.wait()
+            remove_regions(process.pid)
+            self._lock.release()
+
+    def _spawn(self, install: TritonInstall) -> subprocess.Popen[bytes]:
+        options = self._options
+        flags = [
+            f"--model-repository={self._repository}",
+            f"--backend-directory={install.backends}",
+            "--model-control-mode=explicit",
+            "--load-model=*",
+            "--disable-auto-complete-config",
+            "--allow-gpu-metrics=false",
+            f"--exit-timeout-secs={options.exit_timeout_s}",
+            f"--http-address={HOST}",
+            f"--http-port={self.ports.http}",
+            f"--grpc-address={HOST}",
+            f"--grpc-port={self.ports.grpc}",
+            f"--metrics-address={HOST}",
+            f"--metrics-port={self.ports.metrics}",
+            f"--backend-config=python,shm-default-byte-size={options.shm_bytes}",
+            # BLS calls and response sends share this pool.
+            f"--backend-config=python,thread-pool-size={2 * options.requests + 8}",
+            *options.arguments,
+        ]
+        env = install.server.environment()
+        env.update(_STUB_ENV)
+        env.update(options.env)
+        # model.py puts this on its path: the stubs import `pipeline` from this checkout, installed or not.
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
+        # The shell becomes tritonserver under its own pid, which thereby names the shared-memory regions.
+        region = f'--backend-config=python,shm-region-prefix-name="{region_prefix("$$")}"'
+        command = ["/bin/sh", "-c", f'exec "$0" "$@" {region}', str(install.server.path), *flags]
+        self.log.path.parent.mkdir(parents=True, exist_ok=True)
+        self._started = time.monotonic()
+        with self.log.path.open("wb") as log:
+            return subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(self._lock.fd,),
+            )
+
+    def _http_ready(self) -> bool:
+        if not self.running:
+            return False
+        try:
+            with urllib.request.urlopen(f"http://{self.http_address}/v2/health/ready", timeout=1) as response:
+                return bool(response.status == 200)
+        except (OSError, http.client.HTTPException):
+            return False
+
+
+def _error_message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")[:500]

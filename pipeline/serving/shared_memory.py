@@ -1,0 +1,121 @@
+"""Shared-memory regions of Triton's Python backend: named so that only ours are ever removed.
+
+A region is called specdec_<namespace>_<pid>_..., after the process namespace and the pid of its
+tritonserver, which leads a session and a process group of its own. python_backend leaves regions and stubs
+behind when it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+from pipeline.errors import ServerError
+
+SHM = Path("/dev/shm")
+SERVER_NAME = "tritonserver"
+_PREFIX = "specdec"
+_KILL_WAIT_S = 5.0
+
+
+def _namespace() -> str:
+    # Containers that share /dev/shm (--ipc=host) do not see each other's pids.
+    return f"{os.stat('/proc/self/ns/pid').st_ino & 0xFFFFFFFF:x}"
+
+
+def region_prefix(pid: int | str) -> str:
+    """For --backend-config=python,shm-region-prefix-name= of the server with this pid."""
+    return f"{_PREFIX}_{_namespace()}_{pid}_"
+
+
+def regions(pid: int) -> list[Path]:
+    """Regions of the server with this pid."""
+    return sorted(SHM.glob(f"{region_prefix(pid)}*"))
+
+
+def check_space(needed: int) -> None:
+    """Refuse to start where shared memory is too small.
+
+    Args:
+        needed: bytes.
+
+    Raises:
+        ServerError: with what is needed and what is free.
+    """
+    try:
+        free = shutil.disk_usage(SHM).free
+    except OSError as error:
+        raise ServerError(f"{SHM} cannot be used: {error.strerror}") from error
+    if free < needed:
+        raise ServerError(
+            f"{SHM} has {free / 2**20:.0f} MiB free, the server's models need {needed / 2**20:.0f} MiB; enlarge it "
+            "(Docker: --shm-size, Kubernetes: a memory volume) or remove what lies there"
+        )
+
+
+def group_members(group: int) -> list[psutil.Process]:
+    """Living processes of a process group; zombies do not count."""
+    members = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                members.append(process)
+    return members
+
+
+def kill_group(group: int) -> None:
+    """Kill a process group and wait until it is gone."""
+    deadline = time.monotonic() + _KILL_WAIT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        if not group_members(group):
+            return
+        time.sleep(0.02)
+
+
+def remove_regions(pid: int) -> int:
+    """Remove the regions of a server that has ended. Returns how many there were."""
+    found = regions(pid)
+    for path in found:
+        path.unlink(missing_ok=True)
+    return len(found)
+
+
+def clean_stale() -> int:
+    """Kill what is left of our servers that died, and remove their regions. Returns how many regions.
+
+    A server counts as dead when its process group holds no tritonserver; its orphans must all be stubs,
+    else the group number was given to somebody else and only the regions are ours.
+    """
+    pattern = re.compile(rf"{_PREFIX}_{_namespace()}_(\d+)_")
+    groups = {int(match[1]) for path in SHM.glob(f"{_PREFIX}_*") if (match := pattern.match(path.name))}
+    removed = 0
+    for group in groups:
+        if clean_dead(group):
+            removed += remove_regions(group)
+    return removed
+
+
+def clean_dead(group: int) -> bool:
+    """Kill the orphaned stubs of a server. Returns False where the server itself still lives."""
+    names = [_name(process) for process in group_members(group)]
+    if SERVER_NAME in names:
+        return False
+    if names and all(name.startswith("triton_python") for name in names):
+        kill_group(group)
+    return True
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""

@@ -1,0 +1,1 @@
+"""Text to tokens and back: the tokenizer, streaming decoding, stop words, the tokenizer check."""

@@ -1,0 +1,8 @@
+"""build/ holds scripts, not a package: they import one another from their own folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "build"))

@@ -1,0 +1,149 @@
+"""StepRequest over the wire and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.engine.step import StepRequest
+from pipeline.errors import InvalidRequestError
+from pipeline.sampling.params import GREEDY, SamplingParams
+from pipeline.serving.contract import STEP, STEP_STATS, Tensors
+from pipeline.serving.request_tensors import decode_request, encode_request, encode_stop, is_stop
+
+TOKENS = st.integers(0, 2**31 - 1)
+VOCAB = 5
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> StepRequest:
+    drafts = draw(st.lists(TOKENS, max_size=4))
+    logits = None
+    if drafts and draw(st.booleans()):
+        flat = draw(st.lists(st.floats(width=32, allow_nan=False), min_size=VOCAB, max_size=VOCAB))
+        logits = np.tile(np.array(flat, np.float32), (len(drafts), 1))
+    sampling = SamplingParams(
+        draw(st.floats(0, 100, width=32)), draw(st.integers(0, 1000)), draw(st.floats(0.125, 1, width=32))
+    )
+    return StepRequest(
+        request_id=draw(st.text(max_size=5)),
+        input_ids=tuple(draw(st.lists(TOKENS, min_size=1, max_size=8))),
+        max_new_tokens=len(drafts) + 1 if drafts else draw(st.integers(1, 100)),
+        draft_ids=tuple(drafts),
+        draft_logits=logits,
+        sampling=sampling,
+        seed=draw(st.integers(0, 2**64 - 1)),
+        end_id=draw(st.none() | TOKENS),
+        rule=draw(st.sampled_from(["auto", "token", "block"])),
+        return_logits=draw(st.booleans()),
+        arrival=draw(st.integers(0, 1 << 40)),
+    )
+
+
+def through_triton(tensors: Tensors) -> Tensors:
+    """What Triton does on the way: checks types and dims, applies `reshape`."""
+    arrived = {}
+    for name, array in tensors.items():
+        spec = STEP.input(name)
+        assert array.dtype == spec.dtype
+        assert array.shape[0] == 1 and len(array.shape) == 1 + len(spec.dims)
+        assert all(want in (-1, have) for want, have in zip(spec.dims, array.shape[1:], strict=True))
+        arrived[name] = array.reshape(1) if spec.scalar else array
+    return arrived
+
+
+@given(requests(), st.booleans())
+def test_round_trip(request: StepRequest, step_stats: bool) -> None:
+    sent = encode_request(request, step_stats=step_stats)
+    call = decode_request(through_triton(sent.tensors), sent.parameters, request.request_id)
+    found = call.request
+    for name in ("request_id", "input_ids", "max_new_tokens", "draft_ids", "end_id", "rule", "return_logits", "arrival"):
+        assert getattr(found, name) == getattr(request, name)
+    if request.sampling.greedy:
+        assert found.sampling.greedy  # one-hot: options and seed do not matter
+    else:
+        assert (found.sampling, found.seed) == (request.sampling, request.seed)
+    if request.draft_logits is None:
+        assert found.draft_logits is None
+    else:
+        assert found.draft_logits is not None
+        np.testing.assert_array_equal(found.draft_logits, request.draft_logits)
+    assert not call.include_input
+    assert call.perf_metrics is not step_stats
+    assert (STEP_STATS in sent.outputs) is step_stats
+    assert ("generation_logits" in sent.outputs) is request.return_logits
+
+
+def test_off_is_sent_as_off_and_greedy_as_top_k_1() -> None:
+    sampled = encode_request(StepRequest("r", (1,), 1, sampling=SamplingParams(temperature=0.5))).tensors
+    assert sampled["runtime_top_k"].item() == 0 and sampled["runtime_top_p"].item() == 1.0
+    assert sampled["exclude_input_in_output"].item() is True
+    greedy = encode_request(StepRequest("r", (1,), 1, sampling=GREEDY)).tensors
+    assert greedy["runtime_top_k"].item() == 1 and "temperature" not in greedy
+
+
+def minimal(**changes: Any) -> Tensors:
+    tensors: dict[str, Any] = {"input_ids": [[4, 5]], "input_lengths": [2], "request_output_len": [3], **changes}
+    return {
+        name: np.array(value, np.float32 if name in ("temperature", "runtime_top_p") else np.int32)
+        if not isinstance(value, np.ndarray)
+        else value
+        for name, value in tensors.items()
+        if value is not None
+    }
+
+
+def test_absent_inputs_take_nvidias_defaults() -> None:
+    call = decode_request(minimal(), {}, "r")
+    assert call.request.sampling.greedy
+    assert call.request.end_id is None and call.request.draft_logits is None
+    assert call.include_input and not call.perf_metrics
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input_ids": None}, "input_lengths = 2: input_ids holds 0 tokens"),
+        ({"input_ids": [[]], "input_lengths": [0]}, "input_ids = .*at least one"),
+        ({"input_lengths": [3]}, "input_lengths = 3: input_ids holds 2 tokens"),
+        ({"input_lengths": [2, 2]}, "input_lengths = .*one value"),
+        ({"input_ids": [[4, 5], [6, 7]]}, r"input_ids = 'shape \[2, 2\]': must be \[1, n\]"),
+        ({"input_ids": [4, 5]}, r"input_ids = 'shape \[2\]'"),
+        ({"input_ids": [[4, -5]]}, "input_ids = -5"),
+        ({"request_output_len": [0]}, "request_output_len = 0: must be at least 1"),
+        ({"draft_input_ids": [[7]]}, r"request_output_len = 3: must be K \+ 1 = 2"),
+        ({"draft_logits": np.zeros((1, 1, 9), np.float32)}, r"draft_logits = 'shape \[1, 9\]'.*K = 0"),
+        ({"draft_logits": np.zeros((1, 9), np.float32)}, r"draft_logits = 'shape \[1, 9\]'"),
+        ({"draft_logits": np.zeros((1, 1, 9), np.float16)}, "draft_logits = 'float16': must be float32"),
+        ({"temperature": [float("nan")], "runtime_top_k": [0]}, "temperature = nan"),
+        ({"temperature": [-1.0], "runtime_top_k": [0]}, "temperature = -1.0"),
+        ({"runtime_top_p": [0.0]}, "runtime_top_p = 0.0"),
+        ({"runtime_top_k": [-1]}, "runtime_top_k = -1"),
+    ],
+)
+def test_errors_name_tensor_value_and_limit(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        decode_request(minimal(**changes), {}, "r")
+
+
+def test_parameters_have_types() -> None:
+    with pytest.raises(InvalidRequestError, match="acceptance_rule = 3"):
+        decode_request(minimal(), {"acceptance_rule": 3}, "r")
+    with pytest.raises(InvalidRequestError, match="arrival = 'first'"):
+        decode_request(minimal(), {"arrival": "first"}, "r")
+
+
+def test_sender_checks_too() -> None:
+    with pytest.raises(InvalidRequestError, match="K = 1 drafts"):
+        encode_request(StepRequest("r", (1,), 2, draft_ids=(2,), draft_logits=np.zeros((2, 3), np.float32)))
+    with pytest.raises(InvalidRequestError, match="seed"):
+        encode_request(StepRequest("r", (1,), 2, seed=1 << 64))
+
+
+def test_stop() -> None:
+    assert is_stop(through_triton(encode_stop().tensors))
+    assert not is_stop(through_triton(encode_request(StepRequest("r", (1,), 1)).tensors))

@@ -1,0 +1,73 @@
+"""Threads: bounded, reused, replaced where a job never returns."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from pipeline.errors import OverloadedError
+from pipeline.serving.workers import WorkerPool
+
+
+def wait_until(condition: object, timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.002)
+
+
+def test_no_more_run_at_once_than_size() -> None:
+    pool, lock, peak, running, done = WorkerPool("t", 3), threading.Lock(), [0], [0], threading.Semaphore(0)
+
+    def job() -> None:
+        with lock:
+            running[0] += 1
+            peak[0] = max(peak[0], running[0])
+        time.sleep(0.005)
+        with lock:
+            running[0] -= 1
+        done.release()
+
+    for _ in range(20):
+        pool.submit(job)
+    for _ in range(20):
+        assert done.acquire(timeout=5)
+    assert peak[0] == 3
+    pool.close()
+
+
+def test_limit_of_waiting_jobs_is_exact() -> None:
+    pool, release = WorkerPool("t", 2, max_waiting=3), threading.Event()
+    for _ in range(5):
+        pool.submit(lambda: release.wait(5) and None)
+    with pytest.raises(OverloadedError, match="2 requests run and 3 wait"):
+        pool.submit(lambda: None)
+    release.set()
+    wait_until(lambda: pool._unfinished == 0)
+    pool.submit(lambda: None)
+    pool.close()
+
+
+def test_written_off_jobs_are_replaced() -> None:
+    pool, forever, done = WorkerPool("t", 1), threading.Event(), threading.Event()
+    pool.submit(forever.wait)
+    pool.submit(done.set)
+    assert not done.wait(0.05)
+    pool.write_off(1)
+    pool.submit(lambda: None)  # the next job brings the new thread
+    assert done.wait(5)
+    forever.set()
+    pool.close()
+
+
+def test_close_gives_back_what_waits() -> None:
+    pool, release, ran = WorkerPool("t", 1), threading.Event(), []
+    pool.submit(lambda: release.wait(5) and None)
+    pool.submit(lambda: ran.append(1))
+    waiting = pool.close()
+    assert len(waiting) == 1 and not ran
+    with pytest.raises(OverloadedError, match="stopping"):
+        pool.submit(lambda: None)
+    release.set()
