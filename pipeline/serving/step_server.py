@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -102,8 +103,10 @@ class StepServer:
         answer: Tensors | BaseException
         try:
             answer = encode_result(future.result(), call, outputs)
-        except BaseException as error:  # a cancelled future raises a BaseException in some releases
-            answer = error if isinstance(error, Exception) else StepError("the call was cancelled")
+        except FutureCancelledError:
+            answer = StepError("the call was cancelled")
+        except BaseException as error:
+            answer = error
         self._answer(sender, answer)
 
     def _answer(self, sender: Any, answer: Tensors | BaseException) -> None:

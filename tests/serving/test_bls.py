@@ -97,7 +97,7 @@ def test_abandoned_calls_are_counted_replaced_and_limited() -> None:
 
 
 def test_stop_and_close() -> None:
-    stopped, release = threading.Event(), threading.Event()
+    stopped, release, entered = threading.Event(), threading.Event(), threading.Semaphore(0)
 
     def execute(fields: dict[str, Any]) -> InferenceResponse:
         names = [tensor.name() for tensor in fields["inputs"]]
@@ -105,6 +105,7 @@ def test_stop_and_close() -> None:
             assert fields["request_id"] == "long"
             stopped.set()
         elif fields["request_id"] == "long":
+            entered.release()
             release.wait(5)
         return answer(1)
 
@@ -113,6 +114,7 @@ def test_stop_and_close() -> None:
     model.stop("long")
     assert stopped.wait(5)
     blocked = model.submit(StepRequest("long", (7,), 1))
+    assert entered.acquire(timeout=5) and entered.acquire(timeout=5)
     waiting = model.submit(StepRequest("late", (7,), 1))
     model.close()
     with pytest.raises(StepError, match="closed"):

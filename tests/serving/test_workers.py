@@ -63,8 +63,14 @@ def test_written_off_jobs_are_replaced() -> None:
 
 
 def test_close_gives_back_what_waits() -> None:
-    pool, release, ran = WorkerPool("t", 1), threading.Event(), []
-    pool.submit(lambda: release.wait(5) and None)
+    pool, started, release, ran = WorkerPool("t", 1), threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        started.set()
+        release.wait(5)
+
+    pool.submit(first)
+    assert started.wait(5)
     pool.submit(lambda: ran.append(1))
     waiting = pool.close()
     assert len(waiting) == 1 and not ran
