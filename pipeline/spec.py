@@ -81,8 +81,8 @@ class ControllerSpec(_Strict):
 class DeadlinesSpec(_Strict):
     """How long a child call may take before it is abandoned, in seconds."""
 
-    draft_s: float = Field(10.0, gt=0)
-    target_s: float = Field(120.0, gt=0)
+    draft_s: float = Field(10.0, gt=0, allow_inf_nan=False)
+    target_s: float = Field(120.0, gt=0, allow_inf_nan=False)
 
 
 class PortsSpec(_Strict):
@@ -118,7 +118,7 @@ class DeploymentSpec(_Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> DeploymentSpec:
-        longest = self.limits.max_seq_len + self.limits.max_draft_len
+        longest = self.limits.max_seq_len + self.limits.max_draft_len + 1  # what admission asks for
         pools = {"target.kv_blocks": self.target.kv_blocks}
         if self.draft.uses_model:
             pools["draft.kv_blocks"] = self.draft.kv_blocks
@@ -126,7 +126,7 @@ class DeploymentSpec(_Strict):
             if blocks * self.tokens_per_block < longest:
                 raise ValueError(
                     f"{field} = {blocks} blocks hold {blocks * self.tokens_per_block} tokens; one request of "
-                    f"limits.max_seq_len + limits.max_draft_len = {longest} tokens would not fit"
+                    f"limits.max_seq_len + limits.max_draft_len + 1 = {longest} tokens would not fit"
                 )
         return self
 
@@ -147,10 +147,10 @@ class DeploymentSpec(_Strict):
         """
         path = Path(path)
         try:
-            data = yaml.safe_load(path.read_text())
+            data = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise SpecError(f"spec {path} cannot be read: {error.strerror}") from error
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise SpecError(f"spec {path} is not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(data, dict):
             raise SpecError(f"spec {path} must be a YAML mapping, found {type(data).__name__}")

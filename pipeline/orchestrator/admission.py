@@ -69,7 +69,8 @@ class Admission:
             self._line.append(ticket)
             try:
                 while self._line[0] != ticket or blocks > self._free or self._running >= self._max_requests:
-                    if not self._changed.wait(POLL_S) and is_cancelled():
+                    self._changed.wait(POLL_S)
+                    if is_cancelled():
                         raise CancelledError("the request was cancelled while it waited for room")
             finally:
                 self._line.remove(ticket)

@@ -76,7 +76,10 @@ class Answer:
         if reason is None and ended:
             reason = EOS
         if reason in (EOS, LENGTH):
-            texts[1] += self._flush()
+            tail, stopped = self._flush()
+            texts[1] += tail
+            if stopped:
+                reason = STOP
         return Committed(tuple(kept), min(accepted, len(kept)), texts[0], texts[1], reason)
 
     def _release(self, tokens: Sequence[int]) -> tuple[str, bool]:
@@ -85,10 +88,10 @@ class Answer:
             return text, False
         return self._scanner.push(text)
 
-    def _flush(self) -> str:
+    def _flush(self) -> tuple[str, bool]:
         """At the end: half characters and held-back beginnings of stop words belong to the text."""
         tail = self._decoder.flush()
         if self._scanner is None:
-            return tail
+            return tail, False
         emitted, stopped = self._scanner.push(tail)
-        return emitted if stopped else emitted + self._scanner.flush()
+        return (emitted, True) if stopped else (emitted + self._scanner.flush(), False)

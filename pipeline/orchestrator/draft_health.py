@@ -25,7 +25,10 @@ class DraftHealth:
     def failed(self) -> None:
         with self._lock:
             self.failures += 1
-            self._until = time.monotonic() + self._pause_s
+            now = time.monotonic()
+            if now < self._until:
+                return  # a call that was under way when the draft failed: the same incident
+            self._until = now + self._pause_s
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def worked(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pipeline.drafting.base import Draft, DraftContext, Drafter, DraftSession, Offer
 from pipeline.engine.manifest import Capabilities, Limits
-from pipeline.errors import CancelledError, InvalidRequestError, StepError
+from pipeline.errors import CancelledError, InvalidRequestError, SpecDecodeError
 from pipeline.orchestrator.admission import Admission
 from pipeline.orchestrator.answer import CANCELLED, Answer, Committed
 from pipeline.orchestrator.controllers.base import ControllerFactory, Decision, KController, Observation, RoundTimes
@@ -104,7 +104,7 @@ class Orchestrator:
             # Round 0 is plain: speculation must not cost time to first token.
             decision = Decision.plain(1, "first_token") if index == 0 else self._decide(run, session)
             draft, draft_s = self._draft(run, session, decision, index)
-            verdict, verify_s = self._verify(target, tuple(history), draft, decision, index)
+            verdict, draft, verify_s = self._verify(run, target, tuple(history), draft, decision, index)
             committed = answer.commit(verdict.tokens, verdict.accepted, verdict.ended)
             history.extend(committed.token_ids)
             session.extend(committed.token_ids)
@@ -128,8 +128,9 @@ class Orchestrator:
         limit = min(run.answer.remaining - 1, self._target.limits.max_draft_len)
         if limit > 0 and run.speculates:
             offers = session.offers(limit)
-            if not self.draft_health.usable:
+            if not self.draft_health.usable and any(offer.source == "model" for offer in offers):
                 offers = [offer for offer in offers if offer.source != "model"]
+                run.lost_draft()
         return run.controller.choose(offers, run.answer.remaining, self.admission.running)
 
     def _draft(self, run: _Run, session: DraftSession, decision: Decision, index: int) -> tuple[Draft | None, float]:
@@ -138,24 +139,37 @@ class Orchestrator:
         started = time.perf_counter()
         try:
             draft = session.propose(decision.offer, decision.k, index)
-        except StepError:
-            # The request goes on without its draft: slower, never wrong.
-            self.draft_health.failed()
-            run.statistics.draft_failures += 1
+        except SpecDecodeError:
+            self._draft_failed(run)
             return None, time.perf_counter() - started
         if decision.offer.source == "model":
             self.draft_health.worked()
         return draft, time.perf_counter() - started
 
+    def _draft_failed(self, run: _Run) -> None:
+        """The request goes on without its draft: slower, never wrong."""
+        self.draft_health.failed()
+        run.statistics.draft_failures += 1
+        run.lost_draft()
+
     def _verify(
-        self, target: TargetContext, history: tuple[int, ...], draft: Draft | None, decision: Decision, index: int
-    ) -> tuple[Verdict, float]:
+        self,
+        run: _Run,
+        target: TargetContext,
+        history: tuple[int, ...],
+        draft: Draft | None,
+        decision: Decision,
+        index: int,
+    ) -> tuple[Verdict, Draft | None, float]:
         started = time.perf_counter()
-        if draft is None:
-            verdict = self._verifier.decode(target, history, max(decision.burst, 1), index)
-        else:
-            verdict = self._verifier.verify(target, history, draft, index)
-        return verdict, time.perf_counter() - started
+        if draft is not None:
+            try:
+                return self._verifier.verify(target, history, draft, index), draft, time.perf_counter() - started
+            except InvalidRequestError:
+                # Round 0 took everything else of this call: it is the draft that the target refuses.
+                self._draft_failed(run)
+        verdict = self._verifier.decode(target, history, max(decision.burst, 1), index)
+        return verdict, None, time.perf_counter() - started
 
     def _account(
         self,
@@ -279,6 +293,11 @@ class _Run:
         self.warm_sources: set[str] = set()
         self._texts: list[str] = []
         self._ids: list[int] = []
+
+    def lost_draft(self) -> None:
+        """A round goes without the draft it would have had: when, no seed can tell."""
+        if not self.request.sampling.greedy:
+            self.statistics.reproducible = False
 
     def keep(self, text: str, token_ids: Sequence[int]) -> None:
         """Hold back what a request that does not stream gets at its end."""

@@ -15,8 +15,8 @@ from pipeline.orchestrator.request import DEFAULT_MAX_TOKENS, Chunk, GenerationR
 from pipeline.sampling.params import SamplingParams
 from pipeline.serving.contract import CHAT_PARAMETER, RULE_PARAMETER, SPEC_DECODE, Array, Tensors
 
-# Triton's front ends put these beside the client's own parameters.
-_TRITON_PARAMETERS = ("triton_", "sequence_", "priority", "timeout", "binary_data_output")
+# "id" is the request's id, which the HTTP front end leaves among the parameters too.
+_OTHER_PARAMETERS = ("id",)
 
 
 def decode_generation(
@@ -30,9 +30,11 @@ def decode_generation(
     Raises:
         InvalidRequestError: naming the input, its value and its limit.
     """
+    if "text_input" not in tensors:  # Triton counts mandatory inputs, it does not look for them
+        raise InvalidRequestError("text_input", None, "must be given")
     _refuse_unsupported(tensors, parameters)
     return GenerationRequest(
-        text_input=_text(tensors, "text_input")[0],
+        text_input="".join(_text(tensors, "text_input")),
         max_tokens=int(_value(tensors, "max_tokens", DEFAULT_MAX_TOKENS)),
         sampling=_sampling(tensors),
         seed=_value(tensors, "seed", None),
@@ -85,7 +87,8 @@ def _refuse_unsupported(tensors: Mapping[str, Array], parameters: Mapping[str, A
                 "sampling_parameters", text[:80], "not supported; send temperature, top_k, top_p, seed as inputs"
             )
     for name, value in parameters.items():
-        if name not in (RULE_PARAMETER, CHAT_PARAMETER) and not name.startswith(_TRITON_PARAMETERS):
+        known = name in (RULE_PARAMETER, CHAT_PARAMETER, *_OTHER_PARAMETERS)
+        if not known and not name.startswith("triton_"):
             inputs = ", ".join(spec.name for spec in SPEC_DECODE.inputs)
             raise InvalidRequestError(
                 name,

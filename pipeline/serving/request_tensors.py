@@ -115,6 +115,9 @@ def decode_request(tensors: Mapping[str, Array], parameters: Mapping[str, Any], 
     Raises:
         InvalidRequestError: naming the tensor, its value and its limit.
     """
+    for name in ("input_ids", "input_lengths", "request_output_len"):
+        if name not in tensors:  # Triton counts mandatory inputs, it does not look for them
+            raise InvalidRequestError(name, None, "must be given")
     input_ids = _ids(tensors, "input_ids")
     length = int(_scalar(tensors, "input_lengths", -1))
     if length != len(input_ids):

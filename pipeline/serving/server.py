@@ -26,7 +26,7 @@ from pipeline.serving.triton_log import TritonLog
 from pipeline.spec import ROOT, PortsSpec
 
 _POLL_S = 0.05
-_STOP_MARGIN_S = 5.0
+_STOP_MARGIN_S = 2.0  # a client's open stream can keep Triton from exiting after its own timeout
 
 # With more busy processes than cores, OpenMP threads that spin at barriers stall each other.
 _STUB_ENV = {"GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
@@ -162,7 +162,7 @@ class TritonServer:
             if not self.running:
                 problem = f"Triton ended while it started: {self.log.failure()}"
             elif self.log.fatal() is not None:
-                problem = f"Triton cannot start: {self.log.failure()}"
+                problem = f"Triton cannot become ready: {self.log.failure()}"
             elif time.monotonic() > deadline:
                 missing = sorted(set(self._models) - set(self.log.loaded()))
                 problem = f"Triton was not ready after {timeout_s:g} s; not loaded: {', '.join(missing) or 'none'}"
@@ -187,12 +187,14 @@ class TritonServer:
         url = f"http://{self.http_address}/v2/models/{SPEC_DECODE_MODEL}/generate"
         try:
             with urllib.request.urlopen(urllib.request.Request(url, body), timeout=timeout_s) as response:
-                response.read()
+                answer = json.loads(response.read())
         except urllib.error.HTTPError as error:
             raise ServerError(f"a test request failed: {_error_message(error.read())}") from error
         except (OSError, http.client.HTTPException) as error:
             state = "is running" if self.running else f"has ended: {self.log.failure()}"
             raise ServerError(f"a test request got no answer in {timeout_s:g} s ({error}); Triton {state}") from error
+        if "error" in answer:  # Triton has sent its status by then: 200
+            raise ServerError(f"a test request failed: {answer['error']}")
         return time.monotonic() - started
 
     def stop(self) -> None:

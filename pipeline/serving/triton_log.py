@@ -12,7 +12,8 @@ _FAILED = re.compile(r"failed to load '([^']+)' version \d+: (.*)", re.DOTALL)
 _STATUS = re.compile(r"^(Failed to initialize Python stub|Internal|Invalid argument|Unavailable|Not found): ")
 # Present in every healthy start on a machine without a GPU (release 24.10).
 _HARMLESS = ("CudaDriverHelper has not been initialized", "unable to create stream", "pinned system memory")
-_FATAL = ("error while loading shared libraries", "Failed to initialize Python stub")
+# After the first, Triton 24.10 hangs for ever; after the second it ends, but only when every model has loaded.
+_FATAL = ("error while loading shared libraries", "failed to load '")
 _MAX_CHARS = 1500
 
 

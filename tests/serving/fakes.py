@@ -132,7 +132,7 @@ class Utils:
         self.Logger = Logger()
         self._execute = execute
 
-    def InferenceRequest(self, **fields: Any) -> Any:  # noqa: N802
+    def InferenceRequest(self, **fields: Any) -> Any:
         outer = self
 
         class Call:

@@ -55,14 +55,14 @@ def test_nvidia_engine_is_asked_for_its_own_outputs() -> None:
 def test_errors_of_the_child_keep_message_and_code() -> None:
     text = "Failed to process the request(s), message: [INVALID_ARGUMENT] input_lengths = 3: too long"
     model = connect(lambda fields: InferenceResponse(error=TritonError(text)))
-    with pytest.raises(StepError, match="^input_lengths = 3: too long$") as caught:
+    with pytest.raises(StepError, match=r"^input_lengths = 3: too long$") as caught:
         model.submit(StepRequest("r", (7,), 1)).result(5)
     assert caught.value.code == "INVALID_ARGUMENT"
 
     def missing(fields: dict[str, Any]) -> InferenceResponse:
         raise RuntimeError("Model target is not ready.")
 
-    with pytest.raises(StepError, match="^model target: Model target is not ready") as caught:
+    with pytest.raises(StepError, match=r"^model target: Model target is not ready") as caught:
         connect(missing).submit(StepRequest("r", (7,), 1)).result(5)
     assert caught.value.code == "INTERNAL"
     with pytest.raises(InvalidRequestError, match="input_ids"):

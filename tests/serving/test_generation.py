@@ -110,7 +110,12 @@ def test_parameters_are_not_ignored(parameters: dict[str, Any], message: str) ->
 
 
 def test_parameters_of_triton_itself_pass() -> None:
-    assert decode({"triton_enable_empty_final_response": True, "timeout": 5}).text_input == "hi"
+    assert decode({"triton_enable_empty_final_response": True, "id": "mine"}).text_input == "hi"
+
+
+def test_prompt_missing() -> None:
+    with pytest.raises(InvalidRequestError, match="text_input = None: must be given"):
+        decode_generation({"max_tokens": np.array([1], np.int32)}, {}, "id")
 
 
 def test_chunks() -> None:

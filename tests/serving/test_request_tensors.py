@@ -61,7 +61,16 @@ def test_round_trip(request: StepRequest, step_stats: bool) -> None:
     sent = encode_request(request, step_stats=step_stats)
     call = decode_request(through_triton(sent.tensors), sent.parameters, request.request_id)
     found = call.request
-    for name in ("request_id", "input_ids", "max_new_tokens", "draft_ids", "end_id", "rule", "return_logits", "arrival"):
+    for name in (
+        "request_id",
+        "input_ids",
+        "max_new_tokens",
+        "draft_ids",
+        "end_id",
+        "rule",
+        "return_logits",
+        "arrival",
+    ):
         assert getattr(found, name) == getattr(request, name)
     if request.sampling.greedy:
         assert found.sampling.greedy  # one-hot: options and seed do not matter
@@ -107,7 +116,9 @@ def test_absent_inputs_take_nvidias_defaults() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"input_ids": None}, "input_lengths = 2: input_ids holds 0 tokens"),
+        ({"input_ids": None}, "input_ids = None: must be given"),
+        ({"input_lengths": None}, "input_lengths = None: must be given"),
+        ({"request_output_len": None}, "request_output_len = None: must be given"),
         ({"input_ids": [[]], "input_lengths": [0]}, "input_ids = .*at least one"),
         ({"input_lengths": [3]}, "input_lengths = 3: input_ids holds 2 tokens"),
         ({"input_lengths": [2, 2]}, "input_lengths = .*one value"),

@@ -67,7 +67,7 @@ def test_a_life(triton_server: Factory, tmp_path: Path) -> None:
     assert pid is not None and server.running
     assert isinstance(steps[-1], StartProgress) and set(steps[-1].loaded) == {"target", "spec_decode"}
     assert server.wait_inference(prompt="count 1") < 10
-    with pytest.raises(ServerError, match="a test request failed: .*scripted failure"):
+    with pytest.raises(ServerError, match=r"a test request failed: .*scripted failure"):
         server.wait_inference(prompt="fail 0")
     with pytest.raises(ServerError, match=rf"served already by process {pid} \(http 127.0.0.1:{server.ports.http}\)"):
         triton_server(SMALL).start()
@@ -120,7 +120,7 @@ def test_killed_server_is_cleaned_up_by_stop_and_by_the_next_start(triton_server
     other = second.pid
     assert other is not None
     os.kill(other, signal.SIGKILL)
-    with pytest.raises(ServerError, match="got no answer|test request"):
+    with pytest.raises(ServerError, match=r"got no answer|has ended"):
         second.wait_inference(timeout_s=2, prompt="count 1")
     second.stop()
     assert group_members(other) == [] and regions(other) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from dataclasses import dataclass
 
 PRIOR = {"ngram": 0.6, "model": 0.4}  # before anything was seen
 PRIOR_WEIGHT = 3.0
@@ -11,27 +12,38 @@ REQUEST_MEMORY = 0.93  # a text changes its mind within some dozens of rounds
 SHARED_MEMORY = 0.995
 
 
+@dataclass
+class _Count:
+    tried: float = 0.0
+    kept: float = 0.0
+
+
 class AcceptanceTable:
     """Counts of kept and tried drafts by key and position, with forgetting.
 
     Position i is tried only where all before it were kept, so the ratio is conditional acceptance; a round that
-    kept everything says nothing about what comes after (a censored observation) and adds nothing there.
+    kept everything says nothing about what comes after (a censored observation) and adds nothing there. A round
+    ages all positions: what was seen long ago must not keep K from a position that is no longer tried.
     """
 
     def __init__(self, memory: float) -> None:
         self._memory = memory
-        self._tried: defaultdict[tuple[str, int], float] = defaultdict(float)
-        self._kept: defaultdict[tuple[str, int], float] = defaultdict(float)
+        self._counts: defaultdict[str, list[_Count]] = defaultdict(list)
 
     def add(self, key: str, drafted: int, accepted: int) -> None:
+        counts = self._counts[key]
+        counts.extend(_Count() for _ in range(drafted - len(counts)))
+        for count in counts:
+            count.tried *= self._memory
+            count.kept *= self._memory
         for position in range(min(accepted + 1, drafted)):
-            slot = (key, position)
-            self._tried[slot] = self._tried[slot] * self._memory + 1.0
-            self._kept[slot] = self._kept[slot] * self._memory + (position < accepted)
+            counts[position].tried += 1.0
+            counts[position].kept += position < accepted
 
     def rate(self, key: str, position: int, prior: float) -> float:
-        tried, kept = self._tried[key, position], self._kept[key, position]
-        return (kept + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT)
+        counts = self._counts.get(key, ())
+        count = counts[position] if position < len(counts) else _Count()
+        return (count.kept + PRIOR_WEIGHT * prior) / (count.tried + PRIOR_WEIGHT)
 
 
 class SharedAcceptance:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pipeline.engine.manifest import CostTable
 
 MEMORY = 0.9  # weight of the past in a running mean
-TRUST = 4.0  # rounds after which a measurement outweighs the table
+TRUST = 4.0  # passes after which measurements outweigh the table
+FIRST_CHECK, LAST_CHECK = 16, 256  # speculative rounds after which the price of plain decoding is out of date
 
 
 @dataclass
@@ -18,11 +19,16 @@ class _Mean:
     value: float = 0.0
     weight: float = 0.0
 
-    def add(self, x: float) -> None:
-        self.weight = self.weight * MEMORY + 1.0
-        self.value += (x - self.value) / self.weight
+    def add(self, x: float, count: int = 1) -> None:
+        """Take `count` measurements whose mean is x."""
+        kept = MEMORY**count
+        added = (1.0 - kept) / (1.0 - MEMORY)
+        self.weight = self.weight * kept + added
+        self.value += (x - self.value) * added / self.weight
 
     def blend(self, prior: float, trust: float = TRUST) -> float:
+        """The mean with a prior, which is forgotten as any old measurement is."""
+        trust *= 1.0 - (1.0 - MEMORY) * self.weight
         return (self.weight * self.value + trust * prior) / (self.weight + trust)
 
 
@@ -35,6 +41,8 @@ class _Bucket:
     verify_scale: _Mean = field(default_factory=_Mean)
     draft_scale: _Mean = field(default_factory=_Mean)
     overhead: _Mean = field(default_factory=_Mean)
+    rounds_since_plain: int = 0
+    check_after: int = FIRST_CHECK
 
 
 class CostModel:
@@ -73,12 +81,21 @@ class CostModel:
         with self._lock:
             return self._bucket(load).overhead.blend(0.0005)
 
+    def plain_out_of_date(self, load: int) -> bool:
+        """True after many speculative rounds and no plain token: what speculation is compared with is a guess."""
+        with self._lock:
+            bucket = self._bucket(load)
+            return bucket.rounds_since_plain >= bucket.check_after
+
     def add_plain(self, tokens: int, verify_s: float, overhead_s: float, load: int) -> None:
         """Record a burst of plain decoding."""
         with self._lock:
             bucket = self._bucket(load)
-            self._add_verify(bucket, 0, verify_s / tokens)
+            self._add_verify(bucket, 0, verify_s / tokens, tokens)
             bucket.overhead.add(overhead_s)
+            if bucket.rounds_since_plain >= bucket.check_after:
+                bucket.check_after = min(2 * bucket.check_after, LAST_CHECK)
+            bucket.rounds_since_plain = 0
 
     def add_round(self, source: str, k: int, draft_s: float, verify_s: float, overhead_s: float, load: int) -> None:
         """Record a speculative round."""
@@ -90,9 +107,10 @@ class CostModel:
             if prior > 0.0:
                 bucket.draft_scale.add(draft_s / prior)
             bucket.overhead.add(overhead_s)
+            bucket.rounds_since_plain += 1
 
-    def _add_verify(self, bucket: _Bucket, k: int, seconds: float) -> None:
-        bucket.verify.setdefault(k, _Mean()).add(seconds)
+    def _add_verify(self, bucket: _Bucket, k: int, seconds: float, count: int = 1) -> None:
+        bucket.verify.setdefault(k, _Mean()).add(seconds, count)
         bucket.verify_scale.add(seconds / self._target.seconds(k + 1))
 
     def _draft_prior(self, source: str, k: int) -> float:

@@ -13,6 +13,7 @@ from pipeline.orchestrator.controllers.costs import CostModel
 MARGIN = 0.02  # speculation must promise at least this much to leave plain decoding, and K to change
 FIRST_PROBE = 24  # plain tokens before speculation is tried again; doubles while it does not pay
 LAST_PROBE = 192
+CHECK_BURST = 4  # plain tokens that bring the price of plain decoding up to date
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class GoodputController(KController):
             return self._plain(remaining, "no_offer")
         plain = self._costs.verify_s(0, load) + self._costs.overhead_s(load) / self._largest_burst
         if best.seconds_per_token < plain * (1 - MARGIN):
+            if self._costs.plain_out_of_date(load):
+                return Decision.plain(min(CHECK_BURST, self._largest_burst, remaining), "plain_check")
             self._last_k[best.offer.key] = best.k
             return self._speculate(best.offer, best.k, "pays")
         if self._plain_tokens >= self._probe_after:
@@ -71,9 +74,11 @@ class GoodputController(KController):
         self._costs.add_round(source, drafted, times.draft_s, times.verify_s, times.overhead_s, load)
         if self._probing:
             self._probing = False
-            self._plain_tokens = 0
-            kept_all = accepted == drafted
-            self._probe_after = FIRST_PROBE if kept_all else min(2 * self._probe_after, LAST_PROBE)
+            if accepted == drafted:
+                self._probe_after = FIRST_PROBE  # the text may have become easy: the next round probes again
+            else:
+                self._plain_tokens = 0
+                self._probe_after = min(2 * self._probe_after, LAST_PROBE)
 
     def _best(self, offer: Offer, load: int) -> _Choice:
         committed = self._acceptance.committed(offer.key, offer.max_k)

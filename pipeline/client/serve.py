@@ -1,0 +1,118 @@
+"""`specdec serve` and `specdec stop`: a server in the foreground, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import psutil
+from rich.console import Console
+
+from pipeline.engine.manifest import Manifest
+from pipeline.errors import ServerError
+from pipeline.serving.repository import render_repository
+from pipeline.serving.server import ServerOptions, StartProgress, TritonServer
+from pipeline.serving.server_lock import read_record
+from pipeline.spec import ROOT, DeploymentSpec, PortsSpec
+
+_STOP_WAIT_S = 30.0
+
+
+def repository_dir(spec: DeploymentSpec) -> Path:
+    """Where the model repository of a spec is rendered."""
+    return ROOT / "runs" / spec.name / "repository"
+
+
+@contextmanager
+def running_server(
+    spec: DeploymentSpec, console: Console, ports: PortsSpec | None = None
+) -> Iterator[TritonServer]:
+    """Render, start, wait until an inference has passed; stop at the end.
+
+    Raises:
+        EngineError: an engine is missing.
+        ServerError: the server cannot start.
+    """
+    for role in ("target", "draft") if spec.draft.uses_model else ("target",):
+        Manifest.read(spec.engine_dir(role))  # type: ignore[arg-type]
+    repository = render_repository(spec, repository_dir(spec))
+    options = ServerOptions(
+        ports=spec.ports if ports is None else ports,
+        requests=spec.limits.max_requests,
+        log_path=repository.parent / "server.log",
+    )
+    server = TritonServer(repository, spec.engines_dir, options)
+    with console.status("starting Triton") as status:
+
+        def show(progress: StartProgress) -> None:
+            loaded = ", ".join(progress.loaded) or "none yet"
+            status.update(f"starting Triton: {progress.elapsed_s:.0f} s, models loaded: {loaded}")
+
+        server.start()
+        try:
+            server.wait_ready(progress=show)
+            status.update("waiting for the first inference")
+            server.wait_inference()
+        except BaseException:
+            server.stop()
+            raise
+    try:
+        yield server
+    finally:
+        with console.status("stopping Triton"):
+            server.stop()
+
+
+def serve(spec: DeploymentSpec, console: Console, ports: PortsSpec) -> int:
+    """Serve until SIGINT or SIGTERM. Returns the exit status."""
+    ended = threading.Event()
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        ended.set()
+        # A start that is still going on must stop as well.
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        started = time.monotonic()
+        with running_server(spec, console, ports) as server:
+            console.print(
+                f"serving {spec.name}: an inference has passed after {time.monotonic() - started:.1f} s; "
+                f"http {server.http_address}, grpc {server.grpc_address}, metrics {server.metrics_address}/metrics, "
+                f"pid {server.pid}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            while server.running:
+                time.sleep(0.2)
+            raise ServerError(f"Triton ended by itself: {server.log.failure()} (log: {server.log.path})")
+    except KeyboardInterrupt:
+        console.print("stopped")
+        return 0
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def stop(spec: DeploymentSpec, console: Console) -> int:
+    """Stop the server of a spec, whoever started it. Returns the exit status."""
+    record = read_record(spec.engines_dir)
+    if record is None or not psutil.pid_exists(record.pid):
+        console.print(f"no server of {spec.name} is running")
+        return 0
+    os.kill(record.pid, signal.SIGINT)
+    with console.status(f"stopping process {record.pid}"):
+        try:
+            psutil.Process(record.pid).wait(_STOP_WAIT_S)
+        except psutil.NoSuchProcess:
+            pass
+        except psutil.TimeoutExpired:
+            raise ServerError(f"process {record.pid} did not end within {_STOP_WAIT_S:g} s") from None
+    console.print(f"stopped {spec.name}")
+    return 0
