@@ -78,8 +78,7 @@ def fetch(destination: Path, progress: Progress | None = None, cache: Path = CAC
     free = shutil.disk_usage(destination.parent).free
     if free < NEEDED_BYTES:
         raise EngineError(
-            f"{destination.parent} has {free // 10**6} MB free; "
-            f"making the demo model needs {NEEDED_BYTES // 10**6} MB"
+            f"{destination.parent} has {free // 10**6} MB free; making the demo model needs {NEEDED_BYTES // 10**6} MB"
         )
 
     report = _reporter(progress)

@@ -30,7 +30,14 @@ from pipeline.engine.manifest import (
     sha256_file,
 )
 from pipeline.engine.model_config import ModelConfig
-from pipeline.engine.weights import WEIGHTS_NAME, CheckpointReader, fused_tensors, load_weights, save_weights, source_hash
+from pipeline.engine.weights import (
+    WEIGHTS_NAME,
+    CheckpointReader,
+    fused_tensors,
+    load_weights,
+    save_weights,
+    source_hash,
+)
 from pipeline.errors import EngineError
 from pipeline.kv_cache.page_table import PageTable
 from pipeline.sampling.rules import PREFERENCE
@@ -210,4 +217,3 @@ def _up_to_date(
         and manifest.capabilities == capabilities
         and manifest.built_with == built_with
     )
-

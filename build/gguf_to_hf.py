@@ -95,9 +95,7 @@ def convert(source: Path, folder: Path, on_tensor: Callable[[int, int], None] | 
             on_tensor(done, len(reader.tensors))
     weights_path = folder / "model.safetensors"
     save_file(tensors, weights_path, metadata={"format": "pt"})
-    weights_path.chmod(
-        (folder / "config.json").stat().st_mode
-    )  # save_file makes it readable by its owner alone
+    weights_path.chmod((folder / "config.json").stat().st_mode)  # save_file makes it readable by its owner alone
 
 
 def unpermute_rope_rows(weights: Array, heads: int) -> Array:
@@ -162,9 +160,7 @@ def _config(reader: GgufFile) -> dict[str, Any]:
 def _write_tokenizer(reader: GgufFile, folder: Path, context: int) -> None:
     splitter = reader.value("tokenizer.ggml.pre")
     if splitter != SMOLLM_PRE_TOKENIZER:
-        raise EngineError(
-            f"GGUF tokenizer.ggml.pre = {splitter!r}: only {SMOLLM_PRE_TOKENIZER!r} is converted"
-        )
+        raise EngineError(f"GGUF tokenizer.ggml.pre = {splitter!r}: only {SMOLLM_PRE_TOKENIZER!r} is converted")
     tokens: list[str] = reader.value("tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ")) for merge in reader.value("tokenizer.ggml.merges")]
     types: list[int] = reader.value("tokenizer.ggml.token_type")
@@ -176,18 +172,14 @@ def _write_tokenizer(reader: GgufFile, folder: Path, context: int) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A:0", pair="$A:0 $B:1", special_tokens=[]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
     tokenizer.decoder = decoders.ByteLevel()
     special = [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     tokenizer.save(str(folder / "tokenizer.json"))
 
     roles = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-    named = {
-        f"{role}_token": tokens[reader.value(f"tokenizer.ggml.{key}_token_id")] for role, key in roles.items()
-    }
+    named = {f"{role}_token": tokens[reader.value(f"tokenizer.ggml.{key}_token_id")] for role, key in roles.items()}
     _write_json(folder / "special_tokens_map.json", named)
     _write_json(
         folder / "tokenizer_config.json",

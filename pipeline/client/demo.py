@@ -17,16 +17,7 @@ from pipeline.spec import DeploymentSpec
 
 MAX_TOKENS = 64
 KINDS = ("quote", "json", "edit", "code", "chat", "story")
-COLUMNS = (
-    "prompt",
-    "plain tok/s",
-    "speculative tok/s",
-    "speedup",
-    "acceptance length",
-    "rounds",
-    "K used",
-    "texts equal",
-)
+COLUMNS = ("prompt", "plain tok/s", "spec. tok/s", "speedup", "acc. length", "rounds", "K used", "texts equal")
 
 
 def run_demo(spec: DeploymentSpec, console: Console) -> int:
@@ -34,9 +25,7 @@ def run_demo(spec: DeploymentSpec, console: Console) -> int:
     started = time.monotonic()
     prompts = {prompt.kind: prompt for prompt in reversed(load_prompts())}
     with running_server(spec, console, FREE_PORTS) as server:
-        console.print(
-            f"Triton serves spec_decode, target and draft on grpc {server.grpc_address}", highlight=False
-        )
+        console.print(f"Triton serves spec_decode, target and draft on grpc {server.grpc_address}", highlight=False)
         with SpecDecodeClient(server.grpc_address) as client:
             first = prompts[KINDS[0]]
             console.print(f"\n[bold]prompt:[/bold] {first.text}\n", highlight=False)

@@ -7,7 +7,6 @@ import json
 import statistics
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 
@@ -100,5 +99,3 @@ def _run(
         p95_ms=float(row["p95 latency"]) / 1e3,
         first_response_ms=statistics.median(first),
     )
-
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,9 +29,7 @@ def repository_dir(spec: DeploymentSpec) -> Path:
 
 
 @contextmanager
-def running_server(
-    spec: DeploymentSpec, console: Console, ports: PortsSpec | None = None
-) -> Iterator[TritonServer]:
+def running_server(spec: DeploymentSpec, console: Console, ports: PortsSpec | None = None) -> Iterator[TritonServer]:
     """Render, start, wait until an inference has passed; stop at the end.
 
     Raises:
@@ -40,7 +37,7 @@ def running_server(
         ServerError: the server cannot start.
     """
     for role in ("target", "draft") if spec.draft.uses_model else ("target",):
-        Manifest.read(spec.engine_dir(role))  # type: ignore[arg-type]
+        Manifest.read(spec.engine_dir(role))
     repository = render_repository(spec, repository_dir(spec))
     options = ServerOptions(
         ports=spec.ports if ports is None else ports,
@@ -71,12 +68,13 @@ def running_server(
 
 def serve(spec: DeploymentSpec, console: Console, ports: PortsSpec) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit status."""
-    ended = threading.Event()
+    asked = False
 
     def end(signum: int, frame: FrameType | None) -> None:
-        ended.set()
-        # A start that is still going on must stop as well.
-        raise KeyboardInterrupt
+        nonlocal asked
+        if not asked:  # a second signal must not interrupt the clean-up
+            asked = True
+            raise KeyboardInterrupt
 
     previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -91,13 +89,15 @@ def serve(spec: DeploymentSpec, console: Console, ports: PortsSpec) -> int:
             )
             while server.running:
                 time.sleep(0.2)
-            raise ServerError(f"Triton ended by itself: {server.log.failure()} (log: {server.log.path})")
+            if server.exit_status != 0:
+                raise ServerError(f"Triton ended by itself: {server.log.failure()} (log: {server.log.path})")
     except KeyboardInterrupt:
-        console.print("stopped")
-        return 0
+        pass
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+    console.print("stopped")
+    return 0
 
 
 def stop(spec: DeploymentSpec, console: Console) -> int:

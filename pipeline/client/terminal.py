@@ -49,7 +49,7 @@ def statistics_line(statistics: Mapping[str, Any], seconds: float) -> str:
 
 def print_table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table; the first column is text, the others are numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", padding=(0, 0, 0, 1))
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=i == 0)
     for row in rows:

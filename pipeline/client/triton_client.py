@@ -14,9 +14,21 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from pipeline.engine.step import StepRequest
 from pipeline.errors import ServerError, StepError
 from pipeline.orchestrator.request import GenerationRequest
-from pipeline.serving.contract import CHAT_PARAMETER, RULE_PARAMETER, SPEC_DECODE, SPEC_DECODE_MODEL, TARGET_MODEL
+from pipeline.sampling.params import SamplingParams
+from pipeline.serving.contract import (
+    CHAT_PARAMETER,
+    RULE_PARAMETER,
+    SPEC_DECODE,
+    SPEC_DECODE_MODEL,
+    STEP,
+    TARGET_MODEL,
+    Array,
+    TensorSpec,
+)
+from pipeline.serving.request_tensors import encode_request
 
 Json = dict[str, Any]
 
@@ -103,38 +115,29 @@ class SpecDecodeClient:
             if result.get_response().parameters["triton_final_response"].bool_param:
                 return
 
-    def decode_plain(
-        self, input_ids: tuple[int, ...], max_tokens: int, request: GenerationRequest, end_id: int | None
-    ) -> tuple[int, ...]:
-        """The plain baseline: one direct call of the target with all of max_tokens.
+    def decode_plain(self, input_ids: tuple[int, ...], max_tokens: int, end_id: int | None) -> tuple[int, ...]:
+        """The plain baseline: one direct, greedy call of the target with all of max_tokens.
 
         Returns:
             New tokens, without the end token.
         """
-        sampling = request.sampling
-        tensors: list[tuple[str, Any, Any]] = [
-            ("input_ids", np.array([input_ids]), np.int32),
-            ("input_lengths", np.array([[len(input_ids)]]), np.int32),
-            ("request_output_len", np.array([[max_tokens]]), np.int32),
-            ("temperature", np.array([[sampling.temperature]]), np.float32),
-            ("runtime_top_k", np.array([[1 if sampling.greedy else sampling.top_k]]), np.int32),
-            ("runtime_top_p", np.array([[sampling.top_p]]), np.float32),
-            ("seed", np.array([[request.seed or 0]]), np.uint64),
-            ("exclude_input_in_output", np.array([[True]]), np.bool_),
-        ]
-        if end_id is not None:
-            tensors.append(("end_id", np.array([[end_id]]), np.int32))
-        inputs = []
-        for name, value, dtype in tensors:
-            array = value.astype(dtype)
-            tensor = grpcclient.InferInput(name, list(array.shape), _triton_type(dtype))
-            tensor.set_data_from_numpy(array)
-            inputs.append(tensor)
+        result = self._call_target(StepRequest("", input_ids, max_tokens, end_id=end_id))
+        return tuple(int(token) for token in result.as_numpy("output_ids").reshape(-1))
+
+    def top_margin(self, input_ids: tuple[int, ...]) -> float:
+        """How much likelier the target's best next token is than its second best, in log-probability."""
+        sampling = SamplingParams(temperature=1.0)
+        result = self._call_target(StepRequest("", input_ids, 1, sampling=sampling, return_logits=True))
+        law = np.sort(result.as_numpy("generation_logits").reshape(-1))
+        return float(law[-1] - law[-2])
+
+    def _call_target(self, request: StepRequest) -> Any:
+        call = encode_request(request, step_stats=False)
+        inputs = [_input(STEP.input(name), array) for name, array in call.tensors.items()]
         try:
-            result = self._client.infer(TARGET_MODEL, inputs)
+            return self._client.infer(TARGET_MODEL, inputs, client_timeout=self._timeout_s)
         except InferenceServerException as error:
             raise _error(error, self._address) from error
-        return tuple(int(token) for token in result.as_numpy("output_ids").reshape(-1))
 
 
 def _inputs(request: GenerationRequest) -> list[Any]:
@@ -159,11 +162,15 @@ def _inputs(request: GenerationRequest) -> list[Any]:
     inputs = []
     for name, value in values.items():
         spec = SPEC_DECODE.input(name)
-        array = np.array(value, spec.dtype)
-        tensor = grpcclient.InferInput(name, list(array.shape), "BYTES" if spec.kind == "STRING" else spec.kind)
-        tensor.set_data_from_numpy(array)
-        inputs.append(tensor)
+        array: Array = np.array(value, spec.dtype)
+        inputs.append(_input(spec, array.reshape(*SPEC_DECODE.batch_dims, -1)))
     return inputs
+
+
+def _input(spec: TensorSpec, array: Array) -> Any:
+    tensor = grpcclient.InferInput(spec.name, list(array.shape), "BYTES" if spec.kind == "STRING" else spec.kind)
+    tensor.set_data_from_numpy(array)
+    return tensor
 
 
 def _reply(result: Any, seconds: float) -> Reply:
@@ -188,7 +195,3 @@ def _error(error: Exception, address: str) -> Exception:
     if "failed to connect" in message or "Connection refused" in message:
         return ServerError(f"no server at {address}; start one with `specdec serve`")
     return StepError(message)
-
-
-def _triton_type(dtype: type[np.generic]) -> str:
-    return {np.int32: "INT32", np.float32: "FP32", np.uint64: "UINT64", np.bool_: "BOOL"}[dtype]

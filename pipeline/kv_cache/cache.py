@@ -63,7 +63,13 @@ class KvCache:
         if partial is not None:
             self.pool.retain(partial.block)  # eviction below must not free the block we are about to use
         needed = self.blocks_for(capacity) - len(blocks) - (1 if takes_over else 0)
-        if not self._make_room(needed):
+        has_room = self._make_room(needed)
+        if not has_room and partial is not None and not takes_over:
+            # Holding the source of the copy may be what keeps the pool full: a lone call would wait for ever.
+            self.pool.release(partial.block)
+            partial = None
+            has_room = self._make_room(needed)
+        if not has_room:
             for block in blocks:
                 self.pool.release(block)
             if partial is not None:

@@ -161,9 +161,10 @@ STEP = ModelContract(
     ),
 )
 
+# A batch dimension of 1, as NVIDIA's model has: its OpenAI front end and clients send text_input [1, 1].
 # min_length and sampling_parameters are what genai-perf's TensorRT-LLM and vLLM back ends put on the wire.
 SPEC_DECODE = ModelContract(
-    max_batch_size=0,
+    max_batch_size=1,
     decoupled=True,
     inputs=(
         TensorSpec("text_input", "STRING"),

@@ -110,6 +110,11 @@ class TritonServer:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def exit_status(self) -> int | None:
+        """Of tritonserver once it has ended; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    @property
     def http_address(self) -> str:
         return f"{HOST}:{self.ports.http}"
 

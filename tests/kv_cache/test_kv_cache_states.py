@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from pipeline.errors import EngineError
 from pipeline.kv_cache.block_pool import BlockPool
 from pipeline.kv_cache.cache import KvCache
 from pipeline.kv_cache.page_table import PageTable
@@ -64,7 +65,14 @@ class CacheMachine(RuleBasedStateMachine):
         known = self.kept[-1 - which % min(len(self.kept), 4)]
         self.open([*known[: max(len(known) - cut, 0)], *tokens][: BLOCKS * SIZE], spare)
 
-    def open(self, tokens: list[int], spare: int) -> None:
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=4, max_size=14), rejected=st.integers(0, 2))
+    def whole_call(self, tokens: list[int], rejected: int) -> None:
+        """A call from start to end, so that there is something to share."""
+        if self.open(tokens, 0):
+            self.grow(-1, len(tokens), [])
+            self.close(-1, rejected)
+
+    def open(self, tokens: list[int], spare: int) -> bool:
         capacity = len(tokens) + spare
         reusable = self.longest_indexed(tokens[:-1])
         held = {block for call in self.calls for block in call.table.blocks}
@@ -72,7 +80,7 @@ class CacheMachine(RuleBasedStateMachine):
         table = self.cache.open(tokens, capacity)
         if table is None:
             assert needed + len(held) > BLOCKS, f"{needed} blocks refused with {len(held)} of {BLOCKS} held"
-            return
+            return False
         assert len(table.blocks) == needed
         assert table.length == table.reused_tokens <= reusable
         if free >= needed:
@@ -80,6 +88,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert table.new_blocks + table.reused_blocks == needed + self.copies - copies
         assert table.reused_blocks == self.cache.blocks_for(table.length)
         self.calls.append(RunningCall(table, list(tokens), capacity))
+        return True
 
     @rule(text=TOKENS.filter(bool), surplus=st.integers(1, 9))
     def open_impossible(self, text: list[int], surplus: int) -> None:
@@ -89,7 +98,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert before == [self.cache.pool.count(block) for block in range(BLOCKS)]
 
     @precondition(lambda self: self.calls)
-    @rule(which=st.integers(0, 100), count=st.integers(1, 9), drafts=TOKENS)
+    @rule(which=st.integers(0, 100), count=st.sampled_from([1, 3, 20]), drafts=TOKENS)
     def grow(self, which: int, count: int, drafts: list[int]) -> None:
         """Compute the next tokens of a call: of its text, then whatever it proposes or decides."""
         call = self.calls[which % len(self.calls)]
@@ -178,7 +187,7 @@ def indexed_text(node: IndexNode) -> Text:
     return tuple(token for part in reversed(parts) for token in part)
 
 
-STEPS = settings(derandomize=True, deadline=None, max_examples=120, stateful_step_count=30)
+STEPS = settings(derandomize=True, deadline=None, max_examples=150, stateful_step_count=30)
 MACHINES = [CacheMachine, DraftCacheMachine]
 
 
@@ -232,6 +241,7 @@ def test_planted_bug_is_found(plant: object, monkeypatch: pytest.MonkeyPatch) ->
     """The machine can fail: each of these bugs in the cache is found."""
     assert callable(plant)
     plant(monkeypatch)
-    quick = settings(STEPS, print_blob=False, report_multiple_bugs=False, phases=["generate"])
-    with pytest.raises(Exception):  # noqa: B017
-        run_state_machine_as_test(CacheMachine, settings=quick)
+    quick = settings(STEPS, report_multiple_bugs=False, phases=[Phase.generate])
+    with pytest.raises((AssertionError, EngineError)):
+        # A target's cache never meets a held block that it could take over: the draft's sees more.
+        run_state_machine_as_test(DraftCacheMachine, settings=quick)

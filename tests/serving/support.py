@@ -82,6 +82,7 @@ def grpc_inputs(values: dict[str, Any]) -> list[grpc.InferInput]:
         else:
             items = [value] if isinstance(value, str) else value
             array = np.array([item.encode() for item in items], np.object_)
+        array = array.reshape(1, -1)
         kind = {"b": "BOOL", "u": "UINT64", "i": "INT32", "f": "FP32", "O": "BYTES"}[array.dtype.kind]
         tensor = grpc.InferInput(name, list(array.shape), kind)
         tensor.set_data_from_numpy(array)
@@ -122,7 +123,7 @@ class GrpcStream:
             response = result.get_response()
             answer = found.setdefault(response.id, Answer())
             final = response.parameters["triton_final_response"].bool_param
-            outputs = {tensor.name: result.as_numpy(tensor.name).tolist() for tensor in response.outputs}
+            outputs = {tensor.name: result.as_numpy(tensor.name).reshape(-1).tolist() for tensor in response.outputs}
             if outputs:
                 answer.texts.append(outputs["text_output"][0].decode())
                 answer.outputs.append(outputs)

@@ -122,13 +122,13 @@ def test_chunks() -> None:
     record = RoundRecord(0, "model", "why", 4, 2, 3)
     middle = encode_chunk(Chunk("ä", (1, 2), record))
     assert set(middle) == {"text_output", "token_ids", "spec_decode_round"}
-    assert middle["text_output"].tolist() == ["ä".encode()] and middle["token_ids"].tolist() == [1, 2]
+    assert middle["text_output"].tolist() == [["ä".encode()]] and middle["token_ids"].tolist() == [[1, 2]]
     collector = StatisticsCollector(prompt_tokens=1, rule="token", seed=0, reproducible=True)
     collector.add(record)
     last = encode_chunk(Chunk("", finish_reason="eos", statistics=collector.finish("eos", 0.1, 0.2)))
-    assert last["token_ids"].shape == (0,) and last["finish_reason"].tolist() == [b"eos"]
-    assert json.loads(last["spec_decode_stats"][0])["num_accepted_draft_tokens"] == 2
-    assert last["acceptance_rate"].tolist() == [0.5]
-    assert last["total_draft_tokens"].tolist() == [4]
+    assert last["token_ids"].shape == (1, 0) and last["finish_reason"].tolist() == [[b"eos"]]
+    assert json.loads(last["spec_decode_stats"].item())["num_accepted_draft_tokens"] == 2
+    assert last["acceptance_rate"].tolist() == [[0.5]]
+    assert last["total_draft_tokens"].tolist() == [[4]]
     for name, array in {**middle, **last}.items():
         assert array.dtype == SPEC_DECODE.output(name).dtype

@@ -58,7 +58,7 @@ def server(generator: Generator) -> OrchestratorServer:
 
 
 def texts(request: Request) -> list[str]:
-    return [response.arrays()["text_output"][0].decode() for response in request.sender.wait()]
+    return [response.arrays()["text_output"].item().decode() for response in request.sender.wait()]
 
 
 def error(request: Request) -> str:
