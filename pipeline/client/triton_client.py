@@ -14,7 +14,7 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from pipeline.engine.step import StepRequest
+from pipeline.engine.step import FloatArray, StepRequest
 from pipeline.errors import ServerError, StepError
 from pipeline.orchestrator.request import GenerationRequest
 from pipeline.sampling.params import SamplingParams
@@ -124,11 +124,15 @@ class SpecDecodeClient:
         result = self._call_target(StepRequest("", input_ids, max_tokens, end_id=end_id))
         return tuple(int(token) for token in result.as_numpy("output_ids").reshape(-1))
 
+    def next_log_law(self, input_ids: tuple[int, ...], sampling: SamplingParams) -> FloatArray:
+        """[vocab] the target's log law of the next token."""
+        result = self._call_target(StepRequest("", input_ids, 1, sampling=sampling, return_logits=True))
+        law: FloatArray = result.as_numpy("generation_logits").reshape(-1)
+        return law
+
     def top_margin(self, input_ids: tuple[int, ...]) -> float:
         """How much likelier the target's best next token is than its second best, in log-probability."""
-        sampling = SamplingParams(temperature=1.0)
-        result = self._call_target(StepRequest("", input_ids, 1, sampling=sampling, return_logits=True))
-        law = np.sort(result.as_numpy("generation_logits").reshape(-1))
+        law = np.sort(self.next_log_law(input_ids, SamplingParams(temperature=1.0)))
         return float(law[-1] - law[-2])
 
     def _call_target(self, request: StepRequest) -> Any:

@@ -63,7 +63,8 @@ class PagedAttention:
             else:
                 rows.append(self._row_plan(row, first, row.start, count))
             first += count
-        contiguous = write[-1] - write[0] == len(write) - 1 and len(batch.rows) == 1
+        # Equal ends are not enough: pages 0, 5, 2 begin and end like 0, 1, 2.
+        contiguous = len(batch.rows) == 1 and write == list(range(write[0], write[0] + len(write)))
         return AttentionPlan(tuple(rows), None if contiguous else torch.tensor(write), write[0], len(write))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:

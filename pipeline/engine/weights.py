@@ -80,7 +80,7 @@ def fused_tensors(
             f"{(config.vocab_size, config.hidden_size)}"
         )
     yield "embedding", embedding
-    head = read("lm_head.weight") if "lm_head.weight" in read and not config.tie_word_embeddings else embedding
+    head = embedding if config.tie_word_embeddings else read("lm_head.weight")
     if head_ids is not None:
         yield "head_ids", torch.tensor(head_ids, dtype=torch.int64)
         yield "head", head[head_ids]
@@ -89,22 +89,27 @@ def fused_tensors(
     yield "norm", read("model.norm.weight")
     for i in range(config.num_layers):
         old, new = f"model.layers.{i}.", f"layers.{i}."
-        attention = old + "self_attn."
-        for kind in ("weight", "bias"):
-            if f"{attention}q_proj.{kind}" not in read:
-                continue
+        attention, mlp = old + "self_attn.", old + "mlp."
+        for kind in _kinds(read, attention + "q_proj"):
             q = pair_rows(read(f"{attention}q_proj.{kind}"), config.num_heads, config.head_dim)
             k = pair_rows(read(f"{attention}k_proj.{kind}"), config.num_kv_heads, config.head_dim)
             yield f"{new}qkv.{kind}", torch.cat((q, k, read(f"{attention}v_proj.{kind}")))
         if config.qk_norm:
             yield f"{new}q_norm", pair_rows(read(attention + "q_norm.weight"), 1, config.head_dim)
             yield f"{new}k_norm", pair_rows(read(attention + "k_norm.weight"), 1, config.head_dim)
-        yield f"{new}out.weight", read(attention + "o_proj.weight")
-        gate, up = read(old + "mlp.gate_proj.weight"), read(old + "mlp.up_proj.weight")
-        yield f"{new}gate_up.weight", torch.cat((gate, up))
-        yield f"{new}down.weight", read(old + "mlp.down_proj.weight")
+        for kind in _kinds(read, attention + "o_proj"):
+            yield f"{new}out.{kind}", read(f"{attention}o_proj.{kind}")
+        for kind in _kinds(read, mlp + "gate_proj"):
+            yield f"{new}gate_up.{kind}", torch.cat((read(f"{mlp}gate_proj.{kind}"), read(f"{mlp}up_proj.{kind}")))
+        for kind in _kinds(read, mlp + "down_proj"):
+            yield f"{new}down.{kind}", read(f"{mlp}down_proj.{kind}")
         yield f"{new}input_norm", read(old + "input_layernorm.weight")
         yield f"{new}mlp_norm", read(old + "post_attention_layernorm.weight")
+
+
+def _kinds(read: CheckpointReader, projection: str) -> tuple[str, ...]:
+    """Every projection has a weight; some families, and some configurations of the others, add a bias."""
+    return ("weight", "bias") if f"{projection}.bias" in read else ("weight",)
 
 
 def save_weights(folder: Path, tensors: Iterator[tuple[str, Tensor]], dtype: str) -> None:

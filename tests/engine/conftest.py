@@ -1,0 +1,35 @@
+"""Models that the engine's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tiny_models import TinyModel, Watched, make_decoder, make_tiny, watch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Products this small only lose by being split."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return make_tiny("llama3-rope", tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def other_tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """A draft that agrees with `tiny` now and then."""
+    return make_tiny("llama3-rope", tmp_path_factory.mktemp("other"), error=0.1)
+
+
+@pytest.fixture
+def target(tiny: TinyModel) -> Iterator[Watched]:
+    watched = watch(make_decoder(tiny.folder, blocks=48))
+    yield watched
+    watched.free.set()
+    watched.model.close()
+    watched.check_idle()

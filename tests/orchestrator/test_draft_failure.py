@@ -1,0 +1,174 @@
+"""A draft that fails costs time, never the request and never a token; a target that fails ends it."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from pipeline.drafting.hybrid import HybridDrafter
+from pipeline.drafting.model import ModelDrafter
+from pipeline.drafting.ngram import NgramDrafter
+from pipeline.engine.step import StepRequest, StepResult
+from pipeline.errors import InvalidRequestError, SpecDecodeError, StepError, StepTimeoutError
+from pipeline.orchestrator import draft_health
+from pipeline.orchestrator.draft_health import FIRST_PAUSE_S, LONGEST_PAUSE_S, DraftHealth
+from pipeline.orchestrator.waiting import abandoned_calls
+from pipeline.sampling.params import SamplingParams
+
+from .scripted import ScriptedDrafter, ScriptedModel, TargetScript, ask, make_manifest, make_rig, run
+
+SCRIPT = "the quick brown fox jumps over the lazy dog"
+ERRORS = [
+    StepError("the draft died"),
+    StepTimeoutError("the draft did not answer"),
+    InvalidRequestError("input_ids", 300, "must be a token id in [0, 257)"),
+]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Time as draft_health sees it; `now` moves it."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(draft_health, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_failing_draft_degrades(error: SpecDecodeError, clock: SimpleNamespace) -> None:
+    """The text is unchanged, the failure is counted, and the draft is left alone for a while."""
+    rig = make_rig(SCRIPT, error=error)
+    outcome = run(rig)
+    assert (outcome.text, outcome.reason) == (SCRIPT[:20], "length")
+    assert outcome.statistics.draft_failures == rig.orchestrator.draft_health.failures == 1
+    assert outcome.statistics.decisions == {"first_token": 1, "draft_failed": 1, "no_offer": 18}
+    assert set(rig.verified) == {0} and outcome.statistics.draft_s > 0
+    assert cast(ScriptedDrafter, rig.drafter).proposed == [(1, 4)]
+
+
+def test_one_failed_round(clock: SimpleNamespace) -> None:
+    """The round of the failure decodes one token; after the rest the same request speculates again."""
+    rig = make_rig(SCRIPT, error=ERRORS[0], fails=lambda index: index == 2)
+    follows = TargetScript(list(SCRIPT.encode()), 2)
+
+    def answer(request: StepRequest) -> StepResult:
+        if len(rig.target.calls) == 5:
+            clock.now += FIRST_PAUSE_S
+        return follows(request)
+
+    rig.target._answer = answer
+    outcome = run(rig)
+    assert outcome.text == SCRIPT[:20]
+    assert rig.verified == [0, 4, 0, 0, 0, 4, 4, 0]
+    assert outcome.statistics.draft_failures == 1
+
+
+def test_a_draft_that_the_target_refuses(clock: SimpleNamespace) -> None:
+    """A proposal from another vocabulary is the draft's failure, not the client's."""
+    follows = TargetScript(list(SCRIPT.encode()), 2)
+
+    def answer(request: StepRequest) -> StepResult | Exception:
+        if 300 in request.draft_ids:
+            return InvalidRequestError("draft_input_ids", 300, "must be a token id in [0, 257)")
+        return follows(request)
+
+    draft = ScriptedModel(lambda request: StepResult((300,) * request.max_new_tokens))
+    rig = make_rig(SCRIPT, drafter=ModelDrafter(draft, make_manifest(), 5.0), answer=answer)
+    outcome = run(rig)
+    assert outcome.text == SCRIPT[:20]
+    assert outcome.statistics.draft_failures == 1 and outcome.statistics.num_draft_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "result", [StepResult(()), StepResult((65, 66))], ids=["no token", "no generation_logits"]
+)
+def test_a_draft_that_answers_nonsense(result: StepResult, clock: SimpleNamespace) -> None:
+    """No token, or none of the laws that sampling needs, is a failure too."""
+    rig = make_rig(SCRIPT, drafter=ModelDrafter(ScriptedModel(lambda request: result), make_manifest(), 5.0))
+    outcome = run(rig, ask(sampling=SamplingParams(1.0), seed=1, num_draft_tokens=2))
+    assert outcome.text == SCRIPT[:20] and outcome.statistics.draft_failures == 1
+    assert not outcome.statistics.reproducible, "when a draft fails, no seed can tell"
+
+
+def test_a_hung_draft(clock: SimpleNamespace) -> None:
+    """The call is given up at its deadline and counted; the request goes on."""
+    before, started = abandoned_calls(), time.monotonic()
+    rig = make_rig(SCRIPT, drafter=ModelDrafter(ScriptedModel(lambda request: None), make_manifest(), 0.05))
+    outcome = run(rig)
+    assert outcome.text == SCRIPT[:20] and outcome.statistics.draft_failures == 1
+    assert abandoned_calls() == before + 1
+    assert 0.05 <= time.monotonic() - started < 5
+
+
+def test_a_failing_target_ends_the_request() -> None:
+    """Its error reaches the client, after what was committed before; the slot is free again."""
+    follows = TargetScript(list(SCRIPT.encode()), 2)
+
+    def answer(request: StepRequest) -> StepResult | Exception:
+        return follows(request) if len(request.input_ids) < 8 else StepError("the target died")
+
+    rig = make_rig(SCRIPT, answer=answer)
+    texts = []
+    with pytest.raises(StepError, match="the target died"):
+        for chunk in rig.orchestrator.generate(ask()):
+            texts.append(chunk.text)
+    assert "".join(texts) == SCRIPT[:6]
+    assert rig.orchestrator.admission.running == 0
+    assert rig.orchestrator.draft_health.failures == 0
+
+
+def test_a_hung_target() -> None:
+    """A target that never answers ends the request at the deadline, names itself, and is counted."""
+    before, started = abandoned_calls(), time.monotonic()
+    rig = make_rig(SCRIPT, answer=lambda request: None, target_s=0.05)
+    with pytest.raises(StepTimeoutError, match=r"the target did not answer within 0.05 s"):
+        list(rig.orchestrator.generate(ask()))
+    assert abandoned_calls() == before + 1
+    assert rig.orchestrator.admission.running == 0
+    assert time.monotonic() - started < 5
+
+
+def test_a_target_that_answers_too_much() -> None:
+    """More tokens than were asked for are an error, not text."""
+    rig = make_rig(SCRIPT, answer=lambda request: StepResult((65,) * (request.max_new_tokens + 1)))
+    with pytest.raises(StepError, match="the target returned 2 tokens, 1 were asked for"):
+        list(rig.orchestrator.generate(ask()))
+
+
+def test_rests_grow_and_end(clock: SimpleNamespace) -> None:
+    """5, 10, 20, 40, 60, 60 seconds while it fails; one good call and the next rest is short again."""
+    health = DraftHealth()
+    assert health.usable
+    for pause in (5.0, 10.0, 20.0, 40.0, LONGEST_PAUSE_S, LONGEST_PAUSE_S):
+        health.failed()
+        clock.now += pause - 0.001
+        assert not health.usable
+        clock.now += 0.002
+        assert health.usable
+    health.worked()
+    health.failed()
+    clock.now += FIRST_PAUSE_S
+    assert health.usable and health.failures == 7
+
+
+def test_one_incident_is_one_rest(clock: SimpleNamespace) -> None:
+    """Many requests in flight meet the same dead draft: all are counted, the rest stays the first one."""
+    health = DraftHealth()
+    for _ in range(32):
+        health.failed()
+    assert health.failures == 32
+    clock.now += FIRST_PAUSE_S
+    assert health.usable
+
+
+def test_look_up_goes_on_while_the_model_rests(clock: SimpleNamespace) -> None:
+    """A resting draft model takes no n-gram offers with it."""
+    script = "one two, one two, one two, one two, "
+    model = ModelDrafter(ScriptedModel(lambda request: StepError("dead")), make_manifest(), 5.0)
+    rig = make_rig(script, drafter=HybridDrafter([NgramDrafter(3, 6), model]))
+    outcome = run(rig, ask(max_tokens=36))
+    assert outcome.text == script
+    assert outcome.statistics.draft_failures == 1
+    assert outcome.statistics.rounds_by_source["ngram"] > 3

@@ -1,0 +1,271 @@
+"""The shape of a request: which rounds it has, how many drafts each takes, what is sent, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from pipeline.drafting.hybrid import HybridDrafter
+from pipeline.drafting.model import ModelDrafter
+from pipeline.drafting.ngram import NgramDrafter
+from pipeline.drafting.none import NoDrafter
+from pipeline.engine.step import StepRequest, StepResult
+from pipeline.errors import InvalidRequestError
+from pipeline.orchestrator.admission import Admission
+from pipeline.orchestrator.controllers.fixed import FixedFactory
+from pipeline.orchestrator.controllers.heuristic import HeuristicFactory
+from pipeline.sampling.params import SamplingParams
+from pipeline.sampling.random import call_seed
+
+from .scripted import CAPABILITIES, LIMITS, ByteTokenizer, ScriptedDrafter, ScriptedModel, ask, make_manifest, make_rig, run
+
+SCRIPT = "the quick brown fox jumps over the lazy dog"
+SAMPLED = SamplingParams(temperature=1.0)
+
+
+def test_round_0_is_plain() -> None:
+    """The first token waits for no draft: one target call for one token, and no offer is asked for before it."""
+    rig = make_rig(SCRIPT)
+    outcome = run(rig)
+    assert (rig.target.calls[0].draft_ids, rig.target.calls[0].max_new_tokens) == ((), 1)
+    first = outcome.chunks[0]
+    assert first.round is not None
+    assert (first.text, first.round.source, first.round.reason) == ("t", "none", "first_token")
+    assert cast(ScriptedDrafter, rig.drafter).proposed[0] == (1, 4)
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 16))
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_k_is_what_can_still_be_wanted(max_tokens: int, k: int) -> None:
+    """A verify commits up to K + 1 tokens, so K is at most remaining - 1; all right, the rounds are these."""
+    rig = make_rig(SCRIPT, k=k)
+    run(rig, ask(max_tokens=max_tokens))
+    expected, remaining = [0], max_tokens - 1
+    while remaining > 0:
+        expected.append(min(k, remaining - 1))
+        remaining -= expected[-1] + 1
+    assert rig.verified == expected
+
+
+def test_k_is_what_the_engines_can_take() -> None:
+    """The target's max_draft_len and the draft's own room bound K."""
+    assert max(make_and_run(k=20)) == LIMITS.max_draft_len
+    assert max(make_and_run(k=6, max_k=2)) == 2
+    assert max(make_and_run(k=6, max_k=0)) == 0
+    assert max(make_and_run(k=6, limits=LIMITS.model_copy(update={"max_draft_len": 0}))) == 0
+
+
+def make_and_run(**options: Any) -> list[int]:
+    rig = make_rig(SCRIPT, **options)
+    run(rig, ask(max_tokens=40))
+    return rig.verified
+
+
+def test_the_context_is_never_passed() -> None:
+    """prompt + max_tokens = max_seq_len runs to its end; the scripted target checks the length of every call."""
+    outcome = run(make_rig("x" * 300, k=8), ask(max_tokens=LIMITS.max_seq_len - 2))
+    assert outcome.statistics.committed_tokens == LIMITS.max_seq_len - 2
+
+
+@pytest.mark.parametrize("right", [0, 1, 2, 4])
+def test_statistics_of_a_known_run(right: int) -> None:
+    """21 tokens with K = 4 and a draft that is right for some tokens: every figure by hand."""
+    rig = make_rig(SCRIPT, k=4, right=lambda index: right)
+    statistics = run(rig, ask(max_tokens=1 + 4 * (right + 1))).statistics
+    full = [4] * 4 if right == 4 else rig.verified[1:]
+    accepted = [min(right, k) for k in full]
+    assert statistics.prompt_tokens == 2
+    assert statistics.num_draft_tokens == sum(full) and statistics.num_accepted_draft_tokens == sum(accepted)
+    assert statistics.draft_acceptance_rate == sum(accepted) / sum(full)
+    speculative = sum(k > 0 for k in full)
+    assert statistics.spec_rounds == speculative
+    assert statistics.acceptance_histogram[min(right, 4)] >= 1
+    if right == 4:
+        assert (statistics.mean_acceptance_length, statistics.acceptance_histogram) == (5.0, (0, 0, 0, 0, 4))
+        assert statistics.histogram_by_draft_length == {0: 1, 4: 4}
+        assert statistics.decisions == {"first_token": 1, "fixed": 4}
+    assert statistics.target_computed_tokens == sum(k + 1 for k in rig.verified)
+
+
+def test_a_stream_is_a_chunk_per_round() -> None:
+    """Each chunk carries its round's tokens, and its record where the request asked for it."""
+    for wanted in (True, False):
+        rig = make_rig(SCRIPT)
+        outcome = run(rig, ask(return_perf_metrics=wanted))
+        assert len(outcome.chunks) == len(rig.target.calls)
+        assert all((chunk.round is not None) == wanted for chunk in outcome.chunks)
+        assert outcome.text == SCRIPT[:20]
+
+
+@pytest.mark.parametrize("exclude", [True, False])
+def test_one_chunk_without_streaming(exclude: bool) -> None:
+    """stream=False: exactly one chunk, with all tokens; the prompt is in front unless excluded."""
+    outcome = run(make_rig(SCRIPT), ask(stream=False, exclude_input_in_output=exclude))
+    assert len(outcome.chunks) == 1 and outcome.chunks[0].round is None
+    assert outcome.text == ("" if exclude else "> ") + SCRIPT[:20]
+    assert bytes(outcome.token_ids).decode() == SCRIPT[:20]
+    streamed = run(make_rig(SCRIPT), ask(exclude_input_in_output=exclude))
+    assert streamed.text == SCRIPT[:20], "a stream never repeats the prompt"
+
+
+def test_num_draft_tokens() -> None:
+    """0 decodes plainly in bursts, n fixes K whatever the deployment's controller, None leaves it in charge."""
+    rig = make_rig(SCRIPT, k=3)
+    plain = run(rig, ask(num_draft_tokens=0, max_tokens=20))
+    assert [call.max_new_tokens for call in rig.target.calls] == [1, 1, 2, 4, 8, 4]
+    assert set(rig.verified) == {0} and plain.statistics.decisions == {"first_token": 1, "request": 5}
+    rig = make_rig(SCRIPT, k=3)
+    assert run(rig, ask(num_draft_tokens=5)).text == plain.text
+    assert rig.verified == [0, 5, 5, 5, 0]
+    rig = make_rig(SCRIPT, k=3)
+    assert run(rig, ask(num_draft_tokens=None)).text == plain.text
+    assert rig.verified == [0, 3, 3, 3, 3, 2]
+    assert run(make_rig(SCRIPT, k=3), ask(num_draft_tokens=LIMITS.max_draft_len)).text == plain.text
+
+
+def test_a_heuristic_deployment() -> None:
+    """K follows the last round, except the first one of a draft model, which prefills."""
+    rig = make_rig(SCRIPT, controllers=HeuristicFactory(2, 8), right=lambda index: 9 if index < 4 else 0)
+    run(rig, ask(max_tokens=40))
+    assert rig.verified[:7] == [0, 2, 2, 4, 6, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_draft_tokens": 9}, "num_draft_tokens = 9: the target verifies at most 8 draft tokens"),
+        ({"max_tokens": 199}, r"max_tokens = 199: prompt \(2 tokens\) \+ max_tokens must not exceed .* = 200"),
+        ({"text_input": "x" * 200}, "text_input = '200 tokens': must be shorter than max_seq_len = 200"),
+        ({"acceptance_rule": "typical"}, "acceptance_rule = 'typical': this target offers auto, block, token, match"),
+    ],
+)
+def test_refusals(changes: dict[str, Any], message: str) -> None:
+    """Each names the field, the value and the limit, before any engine is touched."""
+    rig = make_rig(SCRIPT)
+    with pytest.raises(InvalidRequestError, match=message):
+        run(rig, ask(**changes))
+    assert not rig.target.calls
+
+
+def test_a_prompt_without_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that the tokenizer drops cannot be continued."""
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text, add_special_tokens=True: [])
+    with pytest.raises(InvalidRequestError, match="text_input = '> ': holds no token"):
+        run(make_rig(SCRIPT))
+
+
+def test_what_cannot_fit_the_pool_is_refused() -> None:
+    """A request that an empty pool could not hold never waits."""
+    rig = make_rig(SCRIPT)
+    rig.orchestrator.admission = Admission(3, 8, 4)
+    with pytest.raises(InvalidRequestError, match="the KV pool holds 24 tokens"):
+        run(rig)
+
+
+def test_a_rule_that_the_request_names() -> None:
+    """The request's rule goes to the target; without one the deployment's, "auto" meaning the best offered."""
+    for asked, sent in (("auto", "block"), ("token", "token"), ("match", "match")):
+        rig = make_rig(SCRIPT)
+        assert run(rig, ask(acceptance_rule=asked)).statistics.rule == sent
+        assert {call.rule for call in rig.target.calls} == {sent}
+
+
+@pytest.mark.parametrize("verifies", [0, 1, 3])
+def test_a_target_that_drops_drafts(verifies: int) -> None:
+    """Drafts that were sent but not looked at are not counted, and the text is the same."""
+    rig = make_rig(SCRIPT, k=5, verifies=verifies)
+    outcome = run(rig)
+    assert outcome.text == SCRIPT[:20]
+    assert max(outcome.statistics.histogram_by_draft_length) == verifies
+    assert max(rig.verified) == 5
+    if verifies == 0:
+        assert outcome.statistics.num_draft_tokens == outcome.statistics.spec_rounds == 0
+
+
+def model_answer(vocab: int = 257) -> Any:
+    def answer(request: StepRequest) -> StepResult:
+        ids = tuple((request.input_ids[-1] + 1 + i) % 250 for i in range(request.max_new_tokens))
+        logits = np.zeros((len(ids), vocab), np.float32) if request.return_logits else None
+        return StepResult(ids, generation_logits=logits)
+
+    return answer
+
+
+def run_with_model(request: Any, draft: ScriptedModel) -> list[StepRequest]:
+    rig = make_rig(SCRIPT, k=3, drafter=ModelDrafter(draft, make_manifest(), 5.0))
+    run(rig, request)
+    return rig.target.calls
+
+
+def test_every_call_has_a_seed_and_an_id_of_its_own() -> None:
+    """One seed per (request, round, role): draft and target never share one; ids are unique over requests."""
+    draft = ScriptedModel(model_answer())
+    request = ask(seed=11, sampling=SAMPLED)
+    target_calls = run_with_model(request, draft)
+    calls = [*target_calls, *draft.calls]
+    assert len({call.seed for call in calls}) == len(calls)
+    assert [call.seed for call in target_calls] == [call_seed(11, i, "target") for i in range(len(target_calls))]
+    rounds = [i for i, call in enumerate(target_calls) if call.draft_ids]
+    assert [call.seed for call in draft.calls] == [call_seed(11, i, "draft") for i in rounds]
+    again = [*run_with_model(request, draft)]
+    assert [call.seed for call in again] == [call.seed for call in target_calls]
+    ids = [call.request_id for call in [*target_calls, *again, *draft.calls]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_what_calls_carry() -> None:
+    """The target gets end_id, options and arrival; the draft no end_id, and the same prefix as the target."""
+    draft = ScriptedModel(model_answer())
+    target_calls = run_with_model(ask(seed=1, sampling=SAMPLED), draft)
+    assert {call.end_id for call in target_calls} == {256}
+    assert {call.end_id for call in draft.calls} == {None}
+    assert {call.sampling for call in target_calls} == {SAMPLED}
+    assert len({call.arrival for call in [*target_calls, *draft.calls]}) == 1
+    speculative = [call for call in target_calls if call.draft_ids]
+    assert [call.input_ids for call in draft.calls] == [call.input_ids for call in speculative]
+    assert all(call.draft_logits is not None and len(call.draft_logits) == len(call.draft_ids) for call in speculative)
+
+
+def test_no_seed_is_a_fresh_one() -> None:
+    """Two requests without a seed differ, and each says which seed it had."""
+    seeds = {run(make_rig(SCRIPT), ask(sampling=SAMPLED)).statistics.seed for _ in range(3)}
+    assert len(seeds) == 3
+
+
+def test_what_is_reproducible() -> None:
+    """Greedy always; sampled with a fixed K, where the engine is deterministic and drops no drafts."""
+    cases = [
+        (SAMPLED, None, {}, False),
+        (SAMPLED, 3, {}, True),
+        (SamplingParams(), None, {}, True),
+        (SamplingParams(), None, {"deterministic": False}, False),
+        (SAMPLED, 3, {"drops_drafts": True}, False),
+    ]
+    for sampling, k, changes, expected in cases:
+        rig = make_rig(SCRIPT, capabilities=CAPABILITIES.model_copy(update=changes))
+        outcome = run(rig, ask(sampling=sampling, num_draft_tokens=k, seed=1))
+        assert outcome.statistics.reproducible is expected
+
+
+@pytest.mark.parametrize("drafter", [NoDrafter(), NgramDrafter(2, 4), HybridDrafter([NgramDrafter(2, 4), NoDrafter()])])
+def test_real_drafters(drafter: Any) -> None:
+    """No draft, look-up and both together give the script; where the text repeats itself, look-up is right."""
+    script = "one two, one two, one two, one two, one two, "
+    rig = make_rig(script, k=6, drafter=drafter)
+    outcome = run(rig, ask(max_tokens=45))
+    assert outcome.text == script
+    if isinstance(drafter, NoDrafter):
+        assert outcome.statistics.decisions["no_offer"] == 44
+    else:
+        assert outcome.statistics.rounds_by_source["ngram"] >= 4
+        assert outcome.statistics.acceptance_histogram[-1] >= 3
+
+
+def test_fixed_k_of_0_is_a_burst() -> None:
+    """A deployment with K = 0 asks the draft for nothing."""
+    rig = make_rig(SCRIPT, controllers=FixedFactory(0, 4))
+    run(rig, ask(max_tokens=12))
+    assert [call.max_new_tokens for call in rig.target.calls] == [1, 1, 2, 4, 4]
+    assert not cast(ScriptedDrafter, rig.drafter).proposed

@@ -1,0 +1,171 @@
+"""The demo pair, served: texts do not depend on speculation, and every door answers as it should."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from pipeline.client.triton_client import Reply, SpecDecodeClient
+from pipeline.errors import StepError
+from pipeline.orchestrator.request import GenerationRequest
+from pipeline.sampling.params import SamplingParams
+from pipeline.serving.server import TritonServer
+from pipeline.spec import DeploymentSpec
+from pipeline.text.tokenizer import Tokenizer
+
+pytestmark = [pytest.mark.served, pytest.mark.demo]
+
+PROMPT = "Extract name and city as JSON from this text: Ada Lovelace lived in London. She wrote the first program."
+
+
+def ask(client: SpecDecodeClient, **fields: Any) -> tuple[str, Reply]:
+    fields = {"text_input": PROMPT, "max_tokens": 32, "stream": True, "chat": True, **fields}
+    replies = list(client.generate(GenerationRequest(exclude_input_in_output=True, **fields)))
+    return "".join(reply.text for reply in replies), replies[-1]
+
+
+def http(server: TritonServer, body: dict[str, Any], model: str = "spec_decode", path: str = "generate") -> Any:
+    url = f"http://{server.http_address}/v2/models/{model}/{path}"
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=120) as response:
+        text = response.read().decode()
+    return json.loads(text) if path == "generate" else text
+
+
+def test_greedy_text_is_the_same_for_every_k(client: SpecDecodeClient, tokenizer: Tokenizer) -> None:
+    """K = 0, 1, 2, 3, 5, 8 and the controller give the text of one direct call of the target."""
+    ids = tuple(tokenizer.encode(tokenizer.apply_chat_template(PROMPT), add_special_tokens=False))
+    plain = tokenizer.decode(client.decode_plain(ids, 32, tokenizer.eos_id))
+    for k in (0, 1, 2, 3, 5, 8, None):
+        text, last = ask(client, num_draft_tokens=k)
+        assert text == plain, f"K = {k}"
+        assert last.statistics is not None
+        if k:
+            assert last.statistics["num_draft_tokens"] > 0
+
+
+def test_rounds_reuse_the_kv_of_what_is_committed(client: SpecDecodeClient) -> None:
+    """Rollback is real: with K = 3 the target computes at most K + 1 tokens a round, and the prompt once."""
+    _, last = ask(client, num_draft_tokens=3, text_input=PROMPT + " Answer in one line.")
+    statistics = last.statistics
+    assert statistics is not None
+    assert statistics["target_computed_tokens"] <= statistics["prompt_tokens"] + 4 * statistics["rounds"]
+    assert statistics["target_reused_tokens"] >= statistics["prompt_tokens"] * (statistics["rounds"] - 1)
+
+
+def test_generate_endpoints_and_streaming_agree(demo_server: TritonServer, client: SpecDecodeClient) -> None:
+    """gRPC streaming, /generate and /generate_stream give one text; the last response carries the statistics."""
+    text, last = ask(client, chat=False)
+    whole = http(demo_server, {"text_input": PROMPT, "max_tokens": 32, "exclude_input_in_output": True})
+    assert whole["text_output"] == text
+    assert whole["finish_reason"] == last.finish_reason
+    assert json.loads(whole["spec_decode_stats"])["committed_tokens"] > 0
+    with_input = http(demo_server, {"text_input": PROMPT, "max_tokens": 32})
+    assert with_input["text_output"] == PROMPT + text
+    events = http(demo_server, {"text_input": PROMPT, "max_tokens": 32, "stream": True}, path="generate_stream")
+    pieces = [json.loads(line.removeprefix("data: ")) for line in events.splitlines() if line.startswith("data: ")]
+    assert len(pieces) > 1
+    assert "".join(piece["text_output"] for piece in pieces) == text
+    assert "spec_decode_stats" in pieces[-1]
+
+
+def test_stop_words_and_length(client: SpecDecodeClient) -> None:
+    """The text is cut before a stop word, wherever in a block it completes; max_tokens is never exceeded."""
+    text, _ = ask(client)
+    word = text[len(text) // 2 :][:3]
+    cut, last = ask(client, stop_words=("never in the text", word))
+    assert cut == text[: text.index(word)]
+    assert last.finish_reason == "stop"
+    for count in (1, 2, 3, 7):
+        _, last = ask(client, max_tokens=count, num_draft_tokens=5)
+        assert last.statistics is not None
+        assert last.statistics["committed_tokens"] == count
+        assert last.finish_reason == "length"
+
+
+def test_sampled_text_with_a_fixed_k_repeats_with_its_seed(client: SpecDecodeClient) -> None:
+    """Same seed and K: the same text; another seed, another text; seeds are drawn where none is given."""
+    options = {"sampling": SamplingParams(temperature=0.9, top_p=0.95), "num_draft_tokens": 2}
+    first, second, other = (ask(client, seed=seed, **options)[0] for seed in (7, 7, 8))
+    assert first == second
+    assert first != other
+    assert ask(client, **options)[0] != ask(client, **options)[0]
+
+
+def test_32_requests_at_once(demo_server: TritonServer) -> None:
+    """Thirty-two streams with their own lengths and K; each ends with the text that it gets alone."""
+    prompts = [f"Write {n} things that are {adjective}." for n in range(2, 10) for adjective in ("red", "big")] * 2
+    texts: dict[int, str] = {}
+
+    def run(number: int) -> None:
+        with SpecDecodeClient(demo_server.grpc_address, timeout_s=240) as own:
+            # 3 tokens: long enough to share passes, too short for a tie that batch shapes could move.
+            texts[number], _ = ask(own, text_input=prompts[number], max_tokens=3, num_draft_tokens=number % 4 or None)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+    assert sorted(texts) == list(range(32))
+    for number in range(16):
+        assert texts[number] == texts[number + 16]
+
+
+BAD = [
+    ({"text_input": ""}, "text_input = ''"),
+    ({"text_input": "word " * 3000}, "max_seq_len = 2048"),
+    ({"max_tokens": 0}, "max_tokens = 0"),
+    ({"max_tokens": 4000}, "max_tokens = 4000"),
+    ({"temperature": -1.0}, "temperature = -1.0"),
+    ({"top_p": 1.5}, "top_p = 1.5"),
+    ({"top_p": 0.0}, "top_p = 0.0"),
+    ({"top_k": -1}, "top_k = -1"),
+    ({"num_draft_tokens": 99}, "num_draft_tokens = 99"),
+    ({"acceptance_rule": "lossy"}, "acceptance_rule = 'lossy'"),
+    ({"beam_width": 4}, "beam_width"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[next(iter(change)) + str(i) for i, (change, _) in enumerate(BAD)])
+def test_bad_input_over_http(demo_server: TritonServer, change: dict[str, Any], message: str) -> None:
+    """An error names field, value and limit; the next request is served."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        http(demo_server, {"text_input": PROMPT, "max_tokens": 2, **change})
+    assert message in json.loads(caught.value.read())["error"]
+    assert http(demo_server, {"text_input": PROMPT, "max_tokens": 1})["text_output"]
+
+
+def test_bad_input_over_grpc(client: SpecDecodeClient) -> None:
+    """The same over gRPC, for what the client library lets through."""
+    for fields, message in (
+        ({"max_tokens": 4000}, "max_tokens = 4000"),
+        ({"num_draft_tokens": 99}, "num_draft_tokens = 99"),
+        ({"acceptance_rule": "lossy"}, "acceptance_rule = 'lossy'"),
+        ({"text_input": "word " * 3000}, "max_seq_len"),
+    ):
+        with pytest.raises(StepError, match="INVALID_ARGUMENT") as caught:
+            ask(client, **fields)
+        assert message in str(caught.value)
+        assert ask(client, max_tokens=1)[0]
+
+
+def test_unknown_model(demo_server: TritonServer) -> None:
+    """A model that is not served is refused by name."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        http(demo_server, {"text_input": "x"}, model="no_such_model")
+    assert "no_such_model" in caught.value.read().decode()
+
+
+def test_cancel_frees_the_request(demo_server: TritonServer, demo_spec: DeploymentSpec) -> None:
+    """A client that leaves in the middle of a stream costs nobody anything: the next request is served."""
+    with SpecDecodeClient(demo_server.grpc_address, timeout_s=120) as leaving:
+        request = GenerationRequest("Count from one to three hundred:", 400, stream=True)
+        next(leaving.generate(request))
+        leaving.close(cancel=True)
+    with SpecDecodeClient(demo_server.grpc_address, timeout_s=120) as client:
+        assert ask(client, max_tokens=4)[0]
