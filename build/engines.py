@@ -51,11 +51,7 @@ def build(spec: DeploymentSpec, console: Console) -> None:
     Raises:
         SpecDecodeError: what is wrong, in one line.
     """
-    if spec.engine == "tensorrt_llm":
-        raise EngineError(
-            "engine: tensorrt_llm needs a GPU and TensorRT-LLM 1.2.1 (inside NVIDIA's "
-            "tritonserver:26.04-trtllm-python-py3 container); on this machine use engine: embedded"
-        )
+    spec.require_available_engine()
     import embedded
 
     started = time.perf_counter()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from pipeline.errors import SpecError
+from pipeline.errors import EngineError, SpecError
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_SPEC = ROOT / "build" / "profiles" / "demo.yaml"
@@ -129,6 +129,18 @@ class DeploymentSpec(_Strict):
                     f"limits.max_seq_len + limits.max_draft_len + 1 = {longest} tokens would not fit"
                 )
         return self
+
+    def require_available_engine(self) -> None:
+        """Refuse an engine kind that this release cannot build or serve.
+
+        Raises:
+            EngineError: with what it needs.
+        """
+        if self.engine != "embedded":
+            raise EngineError(
+                f"engine: {self.engine} needs a GPU and TensorRT-LLM 1.2.1 (inside NVIDIA's "
+                "tritonserver:26.04-trtllm-python-py3 container); this release builds and serves engine: embedded"
+            )
 
     @property
     def engines_dir(self) -> Path:

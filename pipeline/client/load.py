@@ -13,7 +13,7 @@ from rich.console import Console
 from pipeline.client.prompts import load_prompts
 from pipeline.client.terminal import print_table
 from pipeline.errors import ServerError
-from pipeline.serving.contract import DRAFT_MODEL, SPEC_DECODE_MODEL, TARGET_MODEL
+from pipeline.serving.contract import SPEC_DECODE_MODEL, TARGET_MODEL
 from pipeline.serving.triton_install import find_perf_analyzer
 from pipeline.spec import ROOT, DeploymentSpec
 
@@ -76,13 +76,13 @@ def _run(
         entries.append(entry)
     data.write_text(json.dumps({"data": entries}))
     profile.unlink(missing_ok=True)  # perf_analyzer refuses to overwrite it
-    models = ",".join((DRAFT_MODEL, TARGET_MODEL) if spec.draft.uses_model else (TARGET_MODEL,))
     program = find_perf_analyzer()
     command = [str(program.path), "-m", SPEC_DECODE_MODEL, "-u", address, "-i", "grpc", "--streaming", "--async"]
     command += ["--concurrency-range", str(concurrency), "--request-count", str(requests)]
     command += ["--warmup-request-count", str(concurrency), "--input-data", str(data), "--percentile", "95"]
     command += ["-f", str(table), "--verbose-csv", "--profile-export-file", str(profile)]
-    command += ["--bls-composing-models", models]
+    # Not the draft: perf_analyzer fails on a composing model that a run never called.
+    command += ["--bls-composing-models", TARGET_MODEL]
     done = subprocess.run(command, env=program.environment(), capture_output=True, text=True, timeout=600)
     if done.returncode != 0 or not table.is_file():
         words = (done.stderr.strip() or done.stdout.strip()).splitlines()

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pipeline.engine.embedded import load_step_model
 from pipeline.engine.manifest import Manifest
 from pipeline.engine.step import StepModel
-from pipeline.errors import EngineError
 from pipeline.orchestrator.loop import Orchestrator
 from pipeline.orchestrator.setup import make_orchestrator
 from pipeline.spec import DeploymentSpec
@@ -20,10 +19,9 @@ def local_orchestrator(spec: DeploymentSpec) -> Iterator[Orchestrator]:
     """Load both engines of a spec here and join them.
 
     Raises:
-        EngineError: an engine is missing or damaged, or is not an embedded one.
+        EngineError: an engine is missing or damaged, or of a kind that cannot run here.
     """
-    if spec.engine != "embedded":
-        raise EngineError(f"engine: {spec.engine} runs behind Triton only; use `specdec serve`")
+    spec.require_available_engine()
     models: list[StepModel] = []
     try:
         target_dir, draft_dir = spec.engine_dir("target"), spec.engine_dir("draft")

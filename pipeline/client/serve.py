@@ -36,6 +36,7 @@ def running_server(spec: DeploymentSpec, console: Console, ports: PortsSpec | No
         EngineError: an engine is missing.
         ServerError: the server cannot start.
     """
+    spec.require_available_engine()
     for role in ("target", "draft") if spec.draft.uses_model else ("target",):
         Manifest.read(spec.engine_dir(role))
     repository = render_repository(spec, repository_dir(spec))

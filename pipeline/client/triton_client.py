@@ -95,13 +95,18 @@ class SpecDecodeClient:
         if request.acceptance_rule != "auto":
             parameters[RULE_PARAMETER] = request.acceptance_rule
         started = time.perf_counter()
-        self._client.async_stream_infer(
-            SPEC_DECODE_MODEL,
-            _inputs(request),
-            request_id=request.request_id,
-            parameters=parameters or None,
-            enable_empty_final_response=True,
-        )
+        try:
+            self._client.async_stream_infer(
+                SPEC_DECODE_MODEL,
+                _inputs(request),
+                request_id=request.request_id,
+                parameters=parameters or None,
+                enable_empty_final_response=True,
+            )
+        except InferenceServerException as error:
+            # A broken stream says why through its callback.
+            _, cause = self._answers.get(timeout=self._timeout_s) if not self._answers.empty() else (None, error)
+            raise _error(cause or error, self._address) from error
         while True:
             try:
                 result, error = self._answers.get(timeout=self._timeout_s)

@@ -17,7 +17,7 @@ from pipeline.engine.model_config import ModelConfig
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.step import StepModel, StepRequest, StepResult
 from pipeline.engine.weights import load_weights
-from pipeline.errors import InvalidRequestError, StepError
+from pipeline.errors import EngineError, InvalidRequestError, StepError
 from pipeline.kv_cache.cache import KvCache
 from pipeline.sampling.rules import resolve_rule
 from pipeline.sampling.verify import check_call
@@ -31,9 +31,16 @@ class EmbeddedStepModel(StepModel):
         limits: sizes of the engine.
         rules: acceptance rules it offers, best first.
         takeover_loss: see `KvCache`.
+
+    Raises:
+        EngineError: the KV pool could not hold the longest request even alone.
     """
 
     def __init__(self, decoder: Decoder, limits: Limits, rules: tuple[str, ...], takeover_loss: int = 0) -> None:
+        if limits.kv_tokens < limits.max_seq_len:
+            raise EngineError(
+                f"a KV pool of {limits.kv_tokens} tokens cannot hold a request of max_seq_len = {limits.max_seq_len}"
+            )
         self._limits = limits
         self._rules = rules
         self._vocab = decoder.config.vocab_size
@@ -52,6 +59,8 @@ class EmbeddedStepModel(StepModel):
 
     def submit(self, request: StepRequest) -> Future[StepResult]:
         future: Future[StepResult] = Future()
+        # From here on it cannot be cancelled: a call ends by `stop`, and its pass is shared.
+        future.set_running_or_notify_cancel()
         try:
             call = self._accept(request, future)
         except InvalidRequestError as error:

@@ -11,7 +11,7 @@ from string import Template
 from google.protobuf import text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2
 
-from pipeline.errors import ServerError, SpecError
+from pipeline.errors import ServerError
 from pipeline.serving.contract import (
     DRAFT_MODEL,
     SPEC_DECODE,
@@ -60,12 +60,11 @@ def render_repository(spec: DeploymentSpec, destination: Path, options: Reposito
         `destination`, absolute.
 
     Raises:
-        SpecError: the spec asks for an engine that has no rendering.
+        EngineError: the spec asks for an engine that has no rendering.
         ServerError: a template is missing, or what was rendered is not a Triton model configuration.
     """
     options = options or RepositoryOptions()
-    if spec.engine != "embedded":
-        raise SpecError(f"engine = {spec.engine}: only an embedded engine can be rendered by this release")
+    spec.require_available_engine()
     destination = destination.resolve()
     engines = (options.engines_dir or spec.engines_dir).resolve()
     threads = {TARGET_MODEL: spec.target.threads, DRAFT_MODEL: spec.draft.threads}

@@ -119,24 +119,40 @@ def test_withdrawn_future_harms_nobody(target: Watched, tiny: TinyModel) -> None
     """A caller that cancels its future does not bring down the calls that share its pass."""
     with target.held():
         withdrawn = target.model.submit(target.request([8, 8], 1))
-        withdrawn.cancel()
+        assert not withdrawn.cancel()
         kept = target.model.submit(target.request(PROMPT, 3))
     assert kept.result(20).output_ids == tiny.greedy(PROMPT, 3)
 
 
 def test_stop_ends_a_running_burst_early(target: Watched, tiny: TinyModel) -> None:
-    """A stopped call returns what it has, soon, and leaves a sound cache; unknown ids are ignored."""
-    with target.held():
-        burst = target.model.submit(target.request(PROMPT, 60, request_id="long"))
-        other = target.model.submit(target.request(PROMPT[:3], 6))
-        target.model.stop("nobody")
-        target.model.stop("long")
-    result = burst.result(20)
-    # Stopped before it was admitted, or after a pass or two.
-    assert len(other.result(20).output_ids) == 6
-    assert 1 <= len(result.output_ids) <= 2
-    assert result.output_ids == tiny.greedy(PROMPT, 2)[: len(result.output_ids)]
+    """A call that is stopped in its first pass takes part in one more at most and returns what it has."""
+    target.spoil = lambda batch, logits: target.model.stop("long")
+    result = target.call(PROMPT, 60, request_id="long")
+    assert result.output_ids == tiny.greedy(PROMPT, 2)
+    target.model.stop("nobody")
     assert target.call(PROMPT, 4).output_ids == tiny.greedy(PROMPT, 4)
+
+
+def test_stop_ends_a_long_prefill(target: Watched, tiny: TinyModel) -> None:
+    """A prompt in chunks is left at the next one, with nothing committed and its computed part reusable."""
+    prompt = [int(token) for token in range(3, 43)]
+    target.model._scheduler._max_batch_tokens = 8
+    target.spoil = lambda batch, logits: target.model.stop("long")
+    result = target.call(prompt, 4, request_id="long")
+    assert result.output_ids == () and result.kv.computed_tokens == 16
+    again = target.call(prompt, 4)
+    assert again.kv.reused_tokens == 16 and again.output_ids == tiny.greedy(prompt, 4)
+
+
+def test_stop_of_a_waiting_call(target: Watched, tiny: TinyModel) -> None:
+    """A call that is stopped before it began is an error, and those behind it go on."""
+    with target.held():
+        waiting = target.model.submit(target.request(PROMPT, 60, request_id="waiting"))
+        behind = target.model.submit(target.request(PROMPT, 3))
+        target.model.stop("waiting")
+    with pytest.raises(StepError, match="call waiting was stopped"):
+        waiting.result(20)
+    assert behind.result(20).output_ids == tiny.greedy(PROMPT, 3)
 
 
 def test_close_answers_everyone(tiny: TinyModel) -> None:

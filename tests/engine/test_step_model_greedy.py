@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import BLOCK, LIMITS, VOCAB, TinyModel, Watched, make_decoder, watch
 
-PROMPT = (5, 71, 13, 8, 44, 60, 2)
+PROMPT = (57, 82, 25, 87, 55, 60, 59)
 NEW = 16
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=30)
 
@@ -25,7 +25,7 @@ def model(tiny: TinyModel) -> Iterator[Watched]:
 @pytest.fixture(scope="module")
 def greedy(tiny: TinyModel) -> tuple[int, ...]:
     text = tiny.greedy(PROMPT, NEW + 8)
-    assert len(set(text[:6])) == 6, "a text that repeats itself cannot tell positions apart"
+    assert len(set(text[:6])) == 6, "tokens that repeat cannot tell positions apart: choose another prompt"
     return text
 
 
@@ -157,6 +157,42 @@ def test_calls_wait_for_room_in_order_of_arrival(tiny: TinyModel) -> None:
     assert order == [1, 2, 0]
     watched.model.close()
     watched.check_idle()
+
+
+CALLS = st.integers(0, LIMITS.max_draft_len).flatmap(
+    lambda k: st.tuples(st.integers(0, 2), st.integers(0, 16), st.just(k), st.integers(0, k), st.integers(1, 4))
+)
+
+
+@pytest.mark.parametrize("loss", [0, BLOCK])
+def test_any_schedule_under_pressure_gives_the_greedy_text(tiny: TinyModel, loss: int) -> None:
+    """Calls from anywhere in three texts, right and wrong drafts, chunks, evictions: every token is the right one."""
+    limits = LIMITS.model_copy(update={"kv_blocks": 14, "max_seq_len": 14 * BLOCK, "max_requests": 4})
+    watched = watch(make_decoder(tiny.folder, blocks=14), limits, loss)
+    prompts = [[*PROMPT[:5], *tail] for tail in ((1,), (1, 90), (3, 4, 5))]
+    texts = [tiny.greedy(prompt, 24) for prompt in prompts]
+
+    @settings(SETTINGS, max_examples=40)
+    @given(st.lists(st.lists(CALLS, min_size=1, max_size=5), min_size=1, max_size=5), st.sampled_from([3, 8, 512]))
+    def right(waves: list[list[tuple[int, int, int, int, int]]], budget: int) -> None:
+        watched.model._scheduler._max_batch_tokens = budget
+        for wave in waves:
+            with watched.held():
+                futures = []
+                for which, done, k, right, burst in wave:
+                    text = texts[which]
+                    drafts = (*text[done : done + right], *[VOCAB - 1] * (k - right))
+                    request = watched.request([*prompts[which], *text[:done]], k + 1 if k else burst, draft_ids=drafts)
+                    futures.append(watched.model.submit(request))
+            for future, (which, done, k, right, burst) in zip(futures, wave, strict=True):
+                result = future.result(20)
+                assert len(result.output_ids) == (right + 1 if k else burst)
+                assert result.output_ids == texts[which][done : done + len(result.output_ids)]
+            watched.check_idle()
+
+    assert VOCAB - 1 not in [token for text in texts for token in text]
+    right()
+    watched.model.close()
 
 
 def test_draft_engine_reuses_what_was_accepted(tiny: TinyModel) -> None:

@@ -75,6 +75,8 @@ class TinyModel:
 
     def greedy(self, prompt: Sequence[int], count: int) -> tuple[int, ...]:
         """The reference's own greedy text."""
+        if not count:
+            return ()
         out = self.reference.generate(
             torch.tensor([list(prompt)]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
@@ -117,7 +119,7 @@ def make_decoder(
 ) -> Decoder:
     """Load a Hugging Face folder the way engines are built and loaded."""
     config = ModelConfig.read(folder)
-    engine = folder / f"engine-{dtype}-{head_ids is not None}"
+    engine = folder / f"engine-{dtype}-{head_ids}"
     if not engine.is_dir():
         engine.mkdir()
         save_weights(engine, fused_tensors(config, CheckpointReader(folder), None, head_ids), dtype)
@@ -192,9 +194,9 @@ def watch(decoder: Decoder, limits: Limits = LIMITS, takeover_loss: int = 0) -> 
     forward = decoder.forward
 
     def recorded(batch: PackedBatch) -> Tensor:
+        watched.passes.append(batch)
         watched.entered.set()
         watched.free.wait(20)
-        watched.passes.append(batch)
         logits = forward(batch)
         watched.spoil(batch, logits)
         return logits
