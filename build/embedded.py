@@ -43,7 +43,7 @@ from pipeline.kv_cache.page_table import PageTable
 from pipeline.sampling.rules import PREFERENCE
 from pipeline.spec import DeploymentSpec
 from pipeline.text.compare import require_equal_tokenizers
-from pipeline.text.tokenizer import Tokenizer
+from pipeline.text.tokenizer import TOKENIZER_NAME, Tokenizer
 
 Role = Literal["target", "draft"]
 Report = Callable[[str], None]
@@ -53,6 +53,7 @@ FREQUENT_TOKENS = "frequent_token_ids.json"
 COST_SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)
 COST_CONTEXT = 256
 COST_REPEATS = 9
+ALL_THREADS = torch.get_num_threads()
 
 
 def build_engines(spec: DeploymentSpec, target_folder: Path, draft_folder: Path | None, report: Report) -> None:
@@ -77,7 +78,13 @@ def build_engines(spec: DeploymentSpec, target_folder: Path, draft_folder: Path 
 def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, report: Report) -> None:
     config = ModelConfig.read(folder)
     reader = CheckpointReader(folder)
-    source = source_hash(folder, reader.files)
+    head_tokens = spec.draft.head_tokens if role == "draft" else None
+    threads = (spec.target if role == "target" else spec.draft).threads
+    # A draft without a tokenizer uses its target's.
+    texts = folder if (folder / TOKENIZER_NAME).is_file() else target_folder
+    tokenizer_files = [texts / name for name in TOKENIZER_FILES if (texts / name).is_file()]
+    ranking = [folder / FREQUENT_TOKENS] if head_tokens and (folder / FREQUENT_TOKENS).is_file() else []
+    source = source_hash(folder, [*reader.files, *tokenizer_files, *ranking])
     shares_embedding = "model.embed_tokens.weight" not in reader
     if shares_embedding:
         # The draft is not whole without its target.
@@ -92,12 +99,12 @@ def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, 
         deterministic=spec.deterministic,
     )
     destination = spec.engine_dir(role)
-    head_tokens = spec.draft.head_tokens if role == "draft" else None
     built_with = {
         "specdec": __version__,
         "torch": torch.__version__,
         "machine": platform.machine(),
         "head_tokens": str(head_tokens),
+        "threads": str(threads),  # the costs are theirs
     }
     if _up_to_date(destination, source, spec, limits, capabilities, built_with):
         report(f"{role}: up to date")
@@ -113,13 +120,10 @@ def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, 
         head_ids = _frequent_tokens(folder, head_tokens, config) if head_tokens else None
         save_weights(temporary, fused_tensors(config, reader, embedding, head_ids), spec.dtype)
         shutil.copy(folder / "config.json", temporary / "config.json")
-        for name in TOKENIZER_FILES:
-            # A draft without a tokenizer uses its target's.
-            source_file = folder / name if (folder / "tokenizer.json").is_file() else target_folder / name
-            if source_file.is_file():
-                shutil.copy(source_file, temporary / name)
+        for path in tokenizer_files:
+            shutil.copy(path, temporary / path.name)
         report(f"{role}: measuring the cost of a pass")
-        cost = measure_cost(temporary, config, spec, limits)
+        cost = measure_cost(temporary, config, spec, limits, threads)
         tokenizer = Tokenizer.load(temporary)
         files = {path.name: sha256_file(path) for path in sorted(temporary.iterdir())}
         Manifest(
@@ -131,7 +135,8 @@ def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, 
             dtype=spec.dtype,
             vocab_size=tokenizer.vocab_size,
             padded_vocab_size=config.vocab_size,
-            end_id=config.eos_id if config.eos_id is not None else tokenizer.eos_id,
+            # config.json may list several; the tokenizer names the one that ends an answer.
+            end_id=tokenizer.eos_id if tokenizer.eos_id is not None else config.eos_id,
             files=files,
             limits=limits,
             capabilities=capabilities,
@@ -146,11 +151,9 @@ def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, 
     report(f"{role}: {destination} ({(destination / WEIGHTS_NAME).stat().st_size / 1e6:.0f} MB; ms by tokens {shown})")
 
 
-def measure_cost(folder: Path, config: ModelConfig, spec: DeploymentSpec, limits: Limits) -> CostTable:
+def measure_cost(folder: Path, config: ModelConfig, spec: DeploymentSpec, limits: Limits, threads: int) -> CostTable:
     """Median seconds of a forward pass by new tokens, at a context of 256 tokens."""
-    threads = spec.target.threads if limits.max_draft_len else spec.draft.threads
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads or ALL_THREADS)
     decoder = Decoder(
         config, load_weights(folder), spec.dtype, limits.max_seq_len, limits.kv_tokens, spec.deterministic
     )
@@ -189,7 +192,10 @@ def _frequent_tokens(folder: Path, count: int, config: ModelConfig) -> list[int]
     path = folder / FREQUENT_TOKENS
     if not path.is_file():
         raise EngineError(f"draft.head_tokens = {count} needs {path} (token ids, most frequent first)")
-    ids = [int(token) for token in json.loads(path.read_text())][:count]
+    try:
+        ids = [int(token) for token in json.loads(path.read_text())][:count]
+    except (TypeError, ValueError) as error:
+        raise EngineError(f"{path} is not a JSON list of token ids ({error})") from error
     if len(ids) < count or len(set(ids)) != len(ids) or not all(0 <= token < config.vocab_size for token in ids):
         raise EngineError(
             f"{path} must hold at least draft.head_tokens = {count} distinct token ids below {config.vocab_size}"

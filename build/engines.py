@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from pipeline.engine.threads import set_thread_defaults
 from pipeline.errors import EngineError, SpecDecodeError
 from pipeline.spec import DEFAULT_SPEC, ROOT, DeploymentSpec
 
@@ -68,6 +69,7 @@ def build(spec: DeploymentSpec, console: Console) -> None:
 
 
 def main() -> int:
+    set_thread_defaults()  # the costs are measured as the server will run
     console = Console()
     try:
         build(DeploymentSpec.load(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_SPEC), console)

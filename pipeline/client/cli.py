@@ -11,11 +11,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pipeline.engine.threads import set_thread_defaults
 from pipeline.errors import SpecDecodeError
 from pipeline.orchestrator.request import DEFAULT_MAX_TOKENS, GenerationRequest
 from pipeline.sampling.params import SamplingParams
 from pipeline.spec import DEFAULT_SPEC, ROOT, DeploymentSpec, PortsSpec
 
+set_thread_defaults()
 app = typer.Typer(
     help="Speculative decoding: build engines, serve them in Triton, ask for text.",
     no_args_is_help=True,
@@ -51,10 +53,10 @@ def repo(spec: SpecOption = DEFAULT_SPEC) -> None:
     """Render the Triton model repository of a spec."""
 
     def work() -> int:
+        loaded = DeploymentSpec.load(spec)
         from pipeline.client.serve import repository_dir
         from pipeline.serving.repository import render_repository
 
-        loaded = DeploymentSpec.load(spec)
         console.print(f"rendered {render_repository(loaded, repository_dir(loaded))}", highlight=False, soft_wrap=True)
         return 0
 
@@ -71,9 +73,9 @@ def serve(
     """Serve a spec in the foreground; SIGINT or SIGTERM stops it."""
 
     def work() -> int:
+        loaded = DeploymentSpec.load(spec)
         from pipeline.client.serve import serve as run
 
-        loaded = DeploymentSpec.load(spec)
         asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
         ports = PortsSpec(**{**loaded.ports.model_dump(), **{k: v for k, v in asked.items() if v is not None}})
         return run(loaded, console, ports)
@@ -138,10 +140,11 @@ def generate(
     """Decode in this process, without Triton: the same loop on the same engines."""
 
     def work() -> int:
+        loaded = DeploymentSpec.load(spec)  # first: what follows takes seconds to import
         from pipeline.client.ask import ask_local
 
         wanted = _request(prompt, chat, max_tokens, temperature, top_k, top_p, seed, stop, num_draft_tokens, rule)
-        return ask_local(wanted, DeploymentSpec.load(spec), console, stats)
+        return ask_local(wanted, loaded, console, stats)
 
     _exit(work)
 

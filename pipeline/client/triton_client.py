@@ -103,10 +103,10 @@ class SpecDecodeClient:
                 parameters=parameters or None,
                 enable_empty_final_response=True,
             )
-        except InferenceServerException as error:
+        except InferenceServerException as broken:
             # A broken stream says why through its callback.
-            _, cause = self._answers.get(timeout=self._timeout_s) if not self._answers.empty() else (None, error)
-            raise _error(cause or error, self._address) from error
+            _, cause = (None, broken) if self._answers.empty() else self._answers.get()
+            raise _error(cause or broken, self._address) from broken
         while True:
             try:
                 result, error = self._answers.get(timeout=self._timeout_s)

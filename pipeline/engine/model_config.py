@@ -15,6 +15,11 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 }
+ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class ModelConfig:
             raise EngineError(f"model folder {folder}: config.json cannot be read ({error.strerror})") from error
         except ValueError as error:
             raise EngineError(f"model folder {folder}: config.json is not valid JSON ({error})") from error
+        if not isinstance(data, dict):
+            raise EngineError(f"model folder {folder}: config.json is not a JSON object")
         return cls.from_dict(data, where=str(path))
 
     @classmethod
@@ -85,8 +92,10 @@ class ModelConfig:
             hidden = int(data["hidden_size"])
             rope = dict(data.get("rope_parameters") or data.get("rope_scaling") or {})
             kind = rope.get("rope_type", rope.get("type", "default"))
-            if kind not in ("default", "linear", "llama3"):
-                raise EngineError(f"{where}: rope type {kind} is not supported; supported: default, linear, llama3")
+            if kind not in ROPE_KEYS:
+                raise EngineError(f"{where}: rope type {kind} is not supported; supported: {', '.join(ROPE_KEYS)}")
+            for key in ROPE_KEYS[kind]:
+                rope[key] = float(rope[key])
             eos = data.get("eos_token_id")
             return cls(
                 architecture=architecture,
@@ -108,3 +117,5 @@ class ModelConfig:
             )
         except KeyError as error:
             raise EngineError(f"{where}: {error.args[0]} is missing") from error
+        except (TypeError, ValueError) as error:
+            raise EngineError(f"{where}: a value of the wrong type ({error})") from error

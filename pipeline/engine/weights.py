@@ -26,8 +26,11 @@ class CheckpointReader:
     def __init__(self, folder: Path) -> None:
         index = folder / "model.safetensors.index.json"
         if index.is_file():
-            names = json.loads(index.read_text())["weight_map"]
-            self.files = sorted({folder / name for name in names.values()})
+            try:
+                names = json.loads(index.read_text())["weight_map"]
+                self.files = sorted({folder / name for name in names.values()})
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise EngineError(f"model file {index} is damaged ({error})") from error
         else:
             self.files = [folder / "model.safetensors"]
         self._where: dict[str, Path] = {}

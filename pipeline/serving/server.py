@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from pipeline.engine.threads import OPENMP_ENV
 from pipeline.errors import ServerError
 from pipeline.serving.contract import SPEC_DECODE_MODEL
 from pipeline.serving.ports import FREE_PORTS, HOST, choose_ports
@@ -28,8 +29,7 @@ from pipeline.spec import ROOT, PortsSpec
 _POLL_S = 0.05
 _STOP_MARGIN_S = 2.0  # a client's open stream can keep Triton from exiting after its own timeout
 
-# With more busy processes than cores, OpenMP threads that spin at barriers stall each other.
-_STUB_ENV = {"GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+_STUB_ENV = {**OPENMP_ENV, "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,7 @@ def require_equal_tokenizers(target: Path, draft: Path) -> None:
     comparison = compare_tokenizers(target, draft)
     if not comparison.equal:
         raise EngineError(
-            f"draft {draft} does not have the tokenizer of target {target}: "
-            + "; ".join(comparison.differences)
+            f"draft {draft} does not have the tokenizer of target {target}: " + "; ".join(comparison.differences)
         )
 
 

@@ -131,7 +131,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), BAD, ids=[next(iter(change)) + str(i) for i, (change, _) in enumerate(BAD)])
+@pytest.mark.parametrize(
+    ("change", "message"), BAD, ids=[next(iter(change)) + str(i) for i, (change, _) in enumerate(BAD)]
+)
 def test_bad_input_over_http(demo_server: TritonServer, change: dict[str, Any], message: str) -> None:
     """An error names field, value and limit; the next request is served."""
     with pytest.raises(urllib.error.HTTPError) as caught:

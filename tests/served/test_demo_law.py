@@ -54,9 +54,7 @@ def chi_square(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], floa
 
 
 @pytest.mark.parametrize("rule", ["block", "token", "match"])
-def test_sampled_text_follows_the_law_of_the_target(
-    demo_server: TritonServer, tokenizer: Tokenizer, rule: str
-) -> None:
+def test_sampled_text_follows_the_law_of_the_target(demo_server: TritonServer, tokenizer: Tokenizer, rule: str) -> None:
     """480 served texts of 4 tokens (K = 2) against the exact law; a law at another temperature is told apart."""
     sampling = SamplingParams(temperature=1.2, top_k=TOP_K)
     prompt = tuple(tokenizer.encode(PROMPT))

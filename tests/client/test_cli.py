@@ -1,0 +1,162 @@
+"""The `specdec` command from outside: exit status, one-line errors, help; and serving as a user does it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.serving.shared_memory import group_members, regions
+from pipeline.spec import DEFAULT_SPEC, ROOT
+
+SPEC_TEXT = "name: {name}\ntarget: {{model: nowhere}}\ndraft: {{kind: none}}\n"
+
+
+def specdec(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "pipeline.client.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, cwd=ROOT)
+
+
+def one_line_error(done: subprocess.CompletedProcess[str]) -> str:
+    """The error a failed command printed; anything like a traceback fails the test."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    "command", ["engines", "repo", "serve", "stop", "request", "generate", "load", "demo", "bench"]
+)
+def test_every_command_explains_itself(command: str) -> None:
+    done = specdec(command, "--help")
+    assert done.returncode == 0
+    assert "--spec" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["engines", "repo", "serve", "generate"])
+def test_a_malformed_spec_is_one_line(command: str, tmp_path: Path) -> None:
+    spec = tmp_path / "bad.yaml"
+    spec.write_text(SPEC_TEXT.format(name="bad") + "limits: {max_sequence: 7}\n")
+    words = ["hello"] if command == "generate" else []
+    error = one_line_error(specdec(command, *words, "--spec", str(spec)))
+    assert "limits.max_sequence: unknown key; nearest known key: max_seq_len" in error
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+def test_a_missing_engine_names_the_command_that_builds_it(command: str, tmp_path: Path) -> None:
+    spec = tmp_path / "unbuilt.yaml"
+    spec.write_text(SPEC_TEXT.format(name="never-built"))
+    words = ["hello"] if command == "generate" else []
+    assert "make engines" in one_line_error(specdec(command, *words, "--spec", str(spec)))
+
+
+def test_a_missing_model_folder(tmp_path: Path) -> None:
+    spec = tmp_path / "nowhere.yaml"
+    spec.write_text(SPEC_TEXT.format(name="never-built"))
+    assert "nowhere does not exist" in one_line_error(specdec("engines", "--spec", str(spec)))
+
+
+def test_tensorrt_says_what_it_needs(tmp_path: Path) -> None:
+    spec = tmp_path / "gpu.yaml"
+    spec.write_text(SPEC_TEXT.format(name="gpu") + "engine: tensorrt_llm\n")
+    for command in ("engines", "serve"):
+        assert "needs a GPU and TensorRT-LLM 1.2.1" in one_line_error(specdec(command, "--spec", str(spec)))
+
+
+def test_a_bad_option_is_refused_before_anything_is_asked() -> None:
+    assert "temperature = -1.0" in one_line_error(specdec("request", "hello", "--temperature", "-1"))
+
+
+def test_no_server_is_said_plainly() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+    assert f"no server at {address}" in one_line_error(specdec("request", "hello", "--url", address))
+
+
+@pytest.mark.demo
+def test_a_truncated_engine_is_refused(tmp_path: Path) -> None:
+    """A copy of the demo target with half its weights: the hash check says which file."""
+    name = f"truncated-{os.getpid()}"
+    spec = tmp_path / "truncated.yaml"
+    spec.write_text(SPEC_TEXT.format(name=name))
+    engine = ROOT / "engines" / name / "target"
+    try:
+        shutil.copytree(ROOT / "engines" / "demo" / "target", engine)
+        os.truncate(engine / "weights.safetensors", 1 << 20)
+        error = one_line_error(specdec("generate", "hello", "--spec", str(spec)))
+        assert "weights.safetensors is damaged (1048576 bytes" in error
+    finally:
+        shutil.rmtree(engine.parent, ignore_errors=True)
+
+
+@pytest.mark.demo
+def test_generate_decodes_in_process() -> None:
+    """Plain text in a pipe: no colour codes; the same text whatever K."""
+    texts = []
+    for k in ("0", "3"):
+        done = specdec("generate", "The capital of France is", "--max-tokens", "12", "-k", k, "--no-stats")
+        assert done.returncode == 0, done.stderr
+        assert "\x1b" not in done.stdout
+        texts.append(done.stdout)
+    assert texts[0] == texts[1]
+    assert "Paris" in texts[0]
+
+
+@pytest.mark.demo
+@pytest.mark.served
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_serve_says_when_an_inference_has_passed_and_stops_cleanly(number: signal.Signals, tmp_path: Path) -> None:
+    """As a user: serve, ask, a second server and a port in use are refused, a signal ends it with status 0."""
+    # Its own engine name: another test's server holds the lock of the demo engines.
+    name = f"cli-{os.getpid()}"
+    engines = ROOT / "engines" / name
+    spec = tmp_path / "cli.yaml"
+    spec.write_text(re.sub(r"^name: demo", f"name: {name}", DEFAULT_SPEC.read_text(), flags=re.M))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "pipeline.client.cli", "serve", "--spec", str(spec)]
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    shutil.copytree(ROOT / "engines" / "demo", engines, ignore=shutil.ignore_patterns(".*"), copy_function=os.link)
+    server = subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert "an inference has passed" in line, line + server.stdout.read()
+        found = re.search(r"http 127\.0\.0\.1:(\d+), grpc (\S+), .* pid (\d+)", line)
+        assert found is not None
+        asked = specdec("request", "Hello", "--spec", str(spec), "--max-tokens", "4")
+        assert asked.returncode == 0
+        assert "4 tokens" in asked.stdout
+        assert "are served already" in one_line_error(specdec("serve", "--spec", str(spec)))
+        other = tmp_path / "other.yaml"
+        other.write_text(DEFAULT_SPEC.read_text().replace("name: demo", f"name: {name}-b"))
+        shutil.copytree(
+            engines, engines.with_name(f"{name}-b"), ignore=shutil.ignore_patterns(".*"), copy_function=os.link
+        )
+        refused = one_line_error(specdec("serve", "--spec", str(other), "--http-port", found[1]))
+        assert f"ports.http = {found[1]}" in refused
+        started = time.monotonic()
+        server.send_signal(number)
+        assert server.wait(30) == 0
+        assert time.monotonic() - started < 30
+        assert "stopped" in server.stdout.read()
+        assert group_members(int(found[3])) == []
+        assert regions(int(found[3])) == []
+    finally:
+        if server.poll() is None:
+            server.kill()
+        shutil.rmtree(engines, ignore_errors=True)
+        shutil.rmtree(engines.with_name(f"{name}-b"), ignore_errors=True)
+        shutil.rmtree(ROOT / "runs" / name, ignore_errors=True)
+        shutil.rmtree(ROOT / "runs" / f"{name}-b", ignore_errors=True)

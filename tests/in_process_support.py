@@ -1,0 +1,241 @@
+"""The whole pipeline in this process over small random models: real engines, real KV caches, a letter tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from pipeline.engine.decoder import Decoder
+from pipeline.engine.embedded import EmbeddedStepModel
+from pipeline.engine.manifest import Capabilities, CostTable, Limits, Manifest
+from pipeline.engine.model_config import ModelConfig
+from pipeline.orchestrator.loop import Orchestrator
+from pipeline.orchestrator.setup import make_orchestrator
+from pipeline.sampling.rules import PREFERENCE
+from pipeline.spec import DeploymentSpec
+from pipeline.text.tokenizer import Tokenizer
+
+Weights = dict[str, Tensor]
+
+
+class LetterTokenizer:
+    """Token t is the letter chr(97 + t); the last token is the end token, without text."""
+
+    byte_fallback = False
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self.special_ids = frozenset({vocab - 1})
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) - 97 for letter in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(97 + token) for token in ids if token != self._vocab - 1)
+
+    def token(self, token_id: int) -> str | None:
+        return chr(97 + token_id) if token_id < self._vocab else None
+
+
+def make_config(vocab: int, hidden: int = 32, layers: int = 2) -> ModelConfig:
+    """A Llama with grouped attention."""
+    return ModelConfig.from_dict(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": vocab,
+            "hidden_size": hidden,
+            "intermediate_size": 2 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 512,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "eos_token_id": vocab - 1,
+        }
+    )
+
+
+def random_weights(config: ModelConfig, seed: int, sharpness: float = 1.0) -> Weights:
+    """Weights large enough for laws that depend on the text.
+
+    Args:
+        config: of the model.
+        seed: of the weights.
+        sharpness: factor of the logits.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(rows: int, columns: int, scale: float = 1.0) -> Tensor:
+        return torch.randn(rows, columns, generator=generator) * (scale / columns**0.5)
+
+    hidden, inner = config.hidden_size, config.intermediate_size
+    weights = {
+        "embedding": torch.randn(config.vocab_size, hidden, generator=generator),
+        "head": matrix(config.vocab_size, hidden, 2.0 * sharpness),
+        "norm": torch.ones(hidden),
+    }
+    for i in range(config.num_layers):
+        weights |= {
+            f"layers.{i}.qkv.weight": matrix(config.qkv_size, hidden, 1.5),
+            f"layers.{i}.out.weight": matrix(hidden, config.num_heads * config.head_dim, 1.5),
+            f"layers.{i}.gate_up.weight": matrix(2 * inner, hidden, 1.5),
+            f"layers.{i}.down.weight": matrix(hidden, inner, 1.5),
+            f"layers.{i}.input_norm": torch.ones(hidden),
+            f"layers.{i}.mlp_norm": torch.ones(hidden),
+        }
+    return weights
+
+
+def blurred(weights: Weights, seed: int, noise: float) -> Weights:
+    """A draft of these weights: right more often the smaller the noise."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: tensor + noise * tensor.std() * torch.randn(tensor.shape, generator=generator) if tensor.dim() > 1 else tensor
+        for name, tensor in weights.items()
+    }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A deployment in numbers.
+
+    Attributes:
+        kind: of the draft.
+        controller: fields of the controller spec.
+        vocab: tokens, the end token included.
+        noise: of the draft's weights.
+        deterministic: bits do not depend on batch neighbours.
+    """
+
+    kind: Literal["hybrid", "model", "ngram", "none"] = "model"
+    controller: tuple[tuple[str, Any], ...] = (("kind", "fixed"), ("k", 4))
+    vocab: int = 26
+    hidden: int = 32
+    layers: int = 2
+    seed: int = 3
+    sharpness: float = 1.0
+    noise: float = 0.05
+    deterministic: bool = False
+    max_seq_len: int = 160
+    kv_blocks: int = 64
+    max_requests: int = 32
+    min_match: int = 2
+
+    def replace(self, **changes: Any) -> Setting:
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Running engines and what joins them."""
+
+    orchestrator: Orchestrator
+    target: EmbeddedStepModel
+    draft: EmbeddedStepModel | None
+    weights: Weights
+    config: ModelConfig
+
+    def check_integrity(self) -> None:
+        """No call runs, so every block is free or held by the index alone."""
+        for model in (self.target, self.draft):
+            if model is not None:
+                model.kv.check_integrity()
+                assert model.kv.available_blocks == model._limits.kv_blocks
+
+
+@contextmanager
+def deploy(setting: Setting, engine: type[EmbeddedStepModel] = EmbeddedStepModel) -> Iterator[Deployment]:
+    """Start both engines; stop them at the end.
+
+    Args:
+        setting: what to deploy.
+        engine: class of the engines; a planted bug is a subclass.
+    """
+    config = make_config(setting.vocab, setting.hidden, setting.layers)
+    weights = random_weights(config, setting.seed, setting.sharpness)
+    spec = DeploymentSpec.model_validate(
+        {
+            "name": "t",
+            "dtype": "float32",
+            "deterministic": setting.deterministic,
+            "tokens_per_block": 4,
+            "target": {"model": "t", "kv_blocks": setting.kv_blocks},
+            "draft": {
+                "kind": setting.kind,
+                "model": "d",
+                "kv_blocks": setting.kv_blocks,
+                "ngram": {"min_match": setting.min_match},
+            },
+            "limits": {
+                "max_seq_len": setting.max_seq_len,
+                "max_draft_len": 8,
+                "max_requests": setting.max_requests,
+            },
+            "controller": dict(setting.controller),
+        }
+    )
+    manifests = {role: _manifest(role, setting) for role in ("target", "draft")}
+    models = {"target": weights, "draft": blurred(weights, setting.seed + 1, setting.noise)}
+    if not spec.draft.uses_model:
+        del models["draft"]
+    engines: dict[str, EmbeddedStepModel] = {}
+    try:
+        for role, tensors in models.items():
+            limits = manifests[role].limits
+            decoder = Decoder(
+                config, tensors, "float32", limits.max_seq_len, limits.kv_tokens, setting.deterministic
+            )
+            loss = 0 if role == "target" else limits.tokens_per_block
+            engines[role] = engine(decoder, limits, PREFERENCE, loss)
+        orchestrator = make_orchestrator(
+            spec,
+            cast(Tokenizer, LetterTokenizer(setting.vocab)),
+            engines["target"],
+            manifests["target"],
+            engines.get("draft"),
+            manifests["draft"] if "draft" in engines else None,
+        )
+        yield Deployment(orchestrator, engines["target"], engines.get("draft"), weights, config)
+    finally:
+        for model in engines.values():
+            model.close()
+
+
+def _manifest(role: str, setting: Setting) -> Manifest:
+    return Manifest.model_validate(
+        {
+            "version": 1,
+            "role": role,
+            "engine": "embedded",
+            "model": "random",
+            "source_sha256": "",
+            "dtype": "float32",
+            "vocab_size": setting.vocab,
+            "padded_vocab_size": setting.vocab,
+            "end_id": setting.vocab - 1,
+            "files": {},
+            "limits": Limits(
+                max_seq_len=setting.max_seq_len,
+                max_draft_len=8 if role == "target" else 0,
+                max_requests=setting.max_requests,
+                kv_blocks=setting.kv_blocks,
+                tokens_per_block=4,
+            ),
+            "capabilities": Capabilities(
+                rules=PREFERENCE,
+                draft_options=("temperature", "top_k", "top_p"),
+                generation_logits="log_law",
+                log_probs=False,
+                drops_drafts=False,
+                deterministic=setting.deterministic,
+            ),
+            "cost": CostTable(context_tokens=1, seconds_by_tokens={1: 0.001, 2: 0.0011, 9: 0.0015}),
+            "built_with": {},
+        }
+    )
