@@ -10,10 +10,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from pipeline.engine.batch import PackedBatch, Row
 from pipeline.engine.decoder import Decoder
 from pipeline.engine.embedded import EmbeddedStepModel
 from pipeline.engine.manifest import Capabilities, CostTable, Limits, Manifest
 from pipeline.engine.model_config import ModelConfig
+from pipeline.kv_cache.page_table import PageTable
 from pipeline.orchestrator.loop import Orchestrator
 from pipeline.orchestrator.setup import make_orchestrator
 from pipeline.sampling.rules import PREFERENCE
@@ -96,7 +98,9 @@ def blurred(weights: Weights, seed: int, noise: float) -> Weights:
     """A draft of these weights: right more often the smaller the noise."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: tensor + noise * tensor.std() * torch.randn(tensor.shape, generator=generator) if tensor.dim() > 1 else tensor
+        name: tensor + noise * tensor.std() * torch.randn(tensor.shape, generator=generator)
+        if tensor.dim() > 1
+        else tensor
         for name, tensor in weights.items()
     }
 
@@ -188,9 +192,7 @@ def deploy(setting: Setting, engine: type[EmbeddedStepModel] = EmbeddedStepModel
     try:
         for role, tensors in models.items():
             limits = manifests[role].limits
-            decoder = Decoder(
-                config, tensors, "float32", limits.max_seq_len, limits.kv_tokens, setting.deterministic
-            )
+            decoder = Decoder(config, tensors, "float32", limits.max_seq_len, limits.kv_tokens, setting.deterministic)
             loss = 0 if role == "target" else limits.tokens_per_block
             engines[role] = engine(decoder, limits, PREFERENCE, loss)
         orchestrator = make_orchestrator(
@@ -205,6 +207,29 @@ def deploy(setting: Setting, engine: type[EmbeddedStepModel] = EmbeddedStepModel
     finally:
         for model in engines.values():
             model.close()
+
+
+def exact_text(setting: Setting, prompt: str, max_tokens: int) -> tuple[str, str]:
+    """Greedy text and finish reason of the target, each token from a pass over the whole text.
+
+    Raises:
+        AssertionError: two tokens are so close that rounding could decide.
+    """
+    config = make_config(setting.vocab, setting.hidden, setting.layers)
+    weights = random_weights(config, setting.seed, setting.sharpness)
+    decoder = Decoder(config, weights, "float32", setting.max_seq_len, setting.max_seq_len)
+    tokenizer = LetterTokenizer(setting.vocab)
+    ids, answer = tokenizer.encode(prompt), list[int]()
+    while len(answer) < max_tokens:
+        row = Row((*ids, *answer), 0, PageTable(1, list(range(setting.max_seq_len))), 1)
+        (logits,) = decoder.forward(PackedBatch((row,)))
+        best, second = logits.topk(2).values.tolist()
+        assert best - second > 1e-4, "a tie: take another seed"
+        token = int(logits.argmax())
+        if token == setting.vocab - 1:
+            return tokenizer.decode(answer), "eos"
+        answer.append(token)
+    return tokenizer.decode(answer), "length"
 
 
 def _manifest(role: str, setting: Setting) -> Manifest:

@@ -80,7 +80,10 @@ def test_an_unknown_key(changes: dict[str, Any], message: str, tmp_path: Path) -
         ({"target": {"model": "m", "kv_blocks": 1}}, r"target.kv_blocks: .*\(got 1\)"),
         ({"target": {}}, "target.model: Field required"),
         ({"target": "m"}, r"target: .*\(got 'm'\)"),
-        ({"draft": {"kind": "ngram", "ngram": {"min_match": 5, "max_match": 4}}}, "min_match = 5 is above max_match = 4"),
+        (
+            {"draft": {"kind": "ngram", "ngram": {"min_match": 5, "max_match": 4}}},
+            "min_match = 5 is above max_match = 4",
+        ),
         ({"draft": {}}, "draft: kind = hybrid needs a draft model folder in `model`"),
         ({"draft": {"kind": "model", "model": ""}}, "draft: kind = model needs a draft model folder in `model`"),
         ({"draft": {"kind": "none", "head_tokens": 0}}, r"draft.head_tokens: .*\(got 0\)"),

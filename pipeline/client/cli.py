@@ -170,13 +170,23 @@ def load(
 
 
 @app.command()
-def demo(spec: SpecOption = DEFAULT_SPEC) -> None:
+def demo(
+    spec: SpecOption = DEFAULT_SPEC,
+    svg: Annotated[Path | None, typer.Option(help="save the session as a picture")] = None,
+) -> None:
     """Serve on free ports, stream an answer, compare with plain decoding, stop."""
 
     def work() -> int:
+        loaded = DeploymentSpec.load(spec)
         from pipeline.client.demo import run_demo
+        from pipeline.client.terminal import recording_console, save_picture
 
-        return run_demo(DeploymentSpec.load(spec), console)
+        if svg is None:
+            return run_demo(loaded, console)
+        recorder = recording_console()
+        status = run_demo(loaded, recorder)
+        save_picture(recorder, svg, "make demo")
+        return status
 
     _exit(work)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -45,6 +47,17 @@ def statistics_line(statistics: Mapping[str, Any], seconds: float) -> str:
         f"{statistics['num_accepted_draft_tokens']} of {statistics['num_draft_tokens']} drafts kept, "
         f"rounds by K {{{lengths}}}, finish: {statistics['finish_reason']}"
     )
+
+
+def recording_console() -> Console:
+    """A console that remembers what it shows, in colour."""
+    return Console(record=True, force_terminal=True, width=100)
+
+
+def save_picture(console: Console, path: Path, title: str) -> None:
+    """Write what a recording console showed as SVG, without the web fonts that rich would load."""
+    picture = console.export_svg(title=title)
+    path.write_text(re.sub(r"@font-face\s*\{[^}]*\}", "", picture))
 
 
 def print_table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -72,9 +72,7 @@ class Answers(StepModel):
     def close(self) -> None: ...
 
 
-def start(
-    model: Answers, sampling: SamplingParams = WARM, deadline_s: float = 5.0, **options: Any
-) -> DraftSession:
+def start(model: Answers, sampling: SamplingParams = WARM, deadline_s: float = 5.0, **options: Any) -> DraftSession:
     context = DraftContext("r", (1, 2, 3), sampling, seed=77, arrival=6)
     return ModelDrafter(model, manifest(**options), deadline_s).start(context)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import BLOCK, LIMITS, VOCAB, TinyModel, Watched, make_decoder, watch
+
+from pipeline.engine.step import StepResult
 
 PROMPT = (57, 82, 25, 87, 55, 60, 59)
 NEW = 16
@@ -82,13 +85,12 @@ def test_sequence_goes_on_after_an_end_token(target: Watched, greedy: tuple[int,
 
 @SETTINGS
 @given(st.data())
-def test_rounds_compute_only_what_is_new(model: Watched, tiny: TinyModel, data: st.DataObject) -> None:
+def test_rounds_compute_only_what_is_new(model: Watched, data: st.DataObject) -> None:
     """Concurrent requests with their own K: each round reuses committed - 1 tokens and computes K + 1."""
     first = data.draw(st.integers(0, VOCAB - 4))
     texts = {number: [7, 7, 7, 7, 7, first + number, data.draw(st.integers(0, VOCAB - 1))] for number in range(3)}
-    for number, text in texts.items():  # one after the other: the prompts begin alike
+    for text in texts.values():  # one after the other: the prompts begin alike
         text += model.call(text, 1).output_ids
-        assert number in texts
     for _ in range(3):
         ks = [data.draw(st.integers(0, 5)) for _ in texts]
         drafts = [[data.draw(st.integers(0, VOCAB - 1)) for _ in range(k)] for k in ks]
@@ -145,16 +147,15 @@ def test_calls_wait_for_room_in_order_of_arrival(tiny: TinyModel) -> None:
     limits = LIMITS.model_copy(update={"kv_blocks": blocks, "max_seq_len": blocks * BLOCK})
     watched = watch(make_decoder(tiny.folder, blocks=blocks), limits)
     prompts = [[first] * 15 for first in (20, 30, 40)]
-    order: list[int] = []
+    futures: list[Future[StepResult]] = []
+    order: list[Future[StepResult]] = []
     with watched.held():
-        for number, arrival in ((0, 3), (1, 1), (2, 2)):
-            future = watched.model.submit(watched.request(prompts[number], 9, arrival=arrival))
-            future.add_done_callback(lambda done, number=number: order.append(number))
-            prompts[number] += [future]  # type: ignore[list-item]
-    for prompt in prompts:
-        *tokens, future = prompt
-        assert future.result(20).output_ids == tiny.greedy(tokens, 9)  # type: ignore[attr-defined]
-    assert order == [1, 2, 0]
+        for prompt, arrival in zip(prompts, (3, 1, 2), strict=True):
+            futures.append(watched.model.submit(watched.request(prompt, 9, arrival=arrival)))
+            futures[-1].add_done_callback(order.append)
+    for prompt, future in zip(prompts, futures, strict=True):
+        assert future.result(20).output_ids == tiny.greedy(prompt, 9)
+    assert order == [futures[1], futures[2], futures[0]]
     watched.model.close()
     watched.check_idle()
 
@@ -167,7 +168,7 @@ CALLS = st.integers(0, LIMITS.max_draft_len).flatmap(
 @pytest.mark.parametrize("loss", [0, BLOCK])
 def test_any_schedule_under_pressure_gives_the_greedy_text(tiny: TinyModel, loss: int) -> None:
     """Calls from anywhere in three texts, right and wrong drafts, chunks, evictions: every token is the right one."""
-    limits = LIMITS.model_copy(update={"kv_blocks": 14, "max_seq_len": 14 * BLOCK, "max_requests": 4})
+    limits = LIMITS.model_copy(update={"kv_blocks": 14, "max_seq_len": 14 * BLOCK, "max_requests": 2})
     watched = watch(make_decoder(tiny.folder, blocks=14), limits, loss)
     prompts = [[*PROMPT[:5], *tail] for tail in ((1,), (1, 90), (3, 4, 5))]
     texts = [tiny.greedy(prompt, 24) for prompt in prompts]
@@ -188,6 +189,7 @@ def test_any_schedule_under_pressure_gives_the_greedy_text(tiny: TinyModel, loss
                 result = future.result(20)
                 assert len(result.output_ids) == (right + 1 if k else burst)
                 assert result.output_ids == texts[which][done : done + len(result.output_ids)]
+            assert all(len(batch.rows) <= limits.max_requests for batch in watched.passes)
             watched.check_idle()
 
     assert VOCAB - 1 not in [token for text in texts for token in text]

@@ -61,9 +61,13 @@ def test_text_depends_on_the_seed_and_not_on_the_neighbours(target: Watched) -> 
 @pytest.mark.parametrize("k", [0, 3])
 def test_returned_log_laws_are_the_laws(target: Watched, tiny: TinyModel, sampling: SamplingParams, k: int) -> None:
     """return_logits gives, for each returned token, the log of the law it was decided by."""
-    drafts = tiny.greedy(PROMPT, k)
-    new = k + 1 if k else 5
-    result = target.call(PROMPT, new, draft_ids=drafts, sampling=sampling, seed=3, rule="match", return_logits=True)
+    if k:
+        proposal = target.call(PROMPT, k, sampling=sampling, seed=2, return_logits=True)
+        options = {"draft_ids": proposal.output_ids, "draft_logits": proposal.generation_logits}
+        result = target.call(PROMPT, k + 1, sampling=sampling, seed=3, return_logits=True, **options)
+        assert result.total_accepted_draft_tokens == k, "a draft with the target's own law is kept"
+    else:
+        result = target.call(PROMPT, 5, sampling=sampling, seed=3, return_logits=True)
     found = result.generation_logits
     assert found is not None and found.shape == (len(result.output_ids), VOCAB)
     logits = tiny.logits([*PROMPT, *result.output_ids])[len(PROMPT) - 1 : -1]

@@ -68,7 +68,7 @@ def test_target_reuses_all_but_the_last_committed_token(rounds: list[tuple[int, 
         assert table.new_blocks + table.reused_blocks >= len(table.blocks)
         sequence.running = (table, drafts, accepted)
     for sequence in sequences:
-        # A first call may share the prompt with the others: it reuses that much, or less, not nothing known.
+        # What a first call shares with the others' prompts depends on who came before it.
         assert all(reused == expected for reused, expected in sequence.reuses[1:])
 
 

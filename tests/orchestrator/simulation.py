@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -88,7 +89,7 @@ class Trace:
     def changes(self) -> float:
         """Share of rounds that took another K than the one before."""
         ks = [k for _, k, _ in self.rounds]
-        return sum(a != b for a, b in zip(ks, ks[1:], strict=False)) / len(ks)
+        return sum(a != b for a, b in itertools.pairwise(ks)) / len(ks)
 
     def share(self, reason: str) -> float:
         return sum(why == reason for _, _, why in self.rounds) / len(self.rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -86,5 +87,5 @@ def test_positions_beyond_the_tried_follow_the_last_one() -> None:
     for _ in range(100):
         seen.add("model", 2, 2)
     expected = seen.committed("model", 8)
-    steps = [b - a for a, b in zip(expected, expected[1:], strict=False)]
+    steps = [b - a for a, b in itertools.pairwise(expected)]
     assert steps == sorted(steps, reverse=True) and steps[-1] > 0.7

@@ -141,9 +141,7 @@ def test_any_text_streamed_or_not(
     texts = []
     for stream in (True, False):
         rig = make_rig(tokens, k=k, right=lambda index: right[index % len(right)])
-        request = ask(
-            max_tokens=max_tokens, stop_words=tuple(stop_words), stream=stream, exclude_input_in_output=True
-        )
+        request = ask(max_tokens=max_tokens, stop_words=tuple(stop_words), stream=stream, exclude_input_in_output=True)
         outcome = run(rig, request)
         texts.append(outcome.text)
         assert (outcome.text, outcome.token_ids, outcome.reason) == expected

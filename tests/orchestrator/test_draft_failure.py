@@ -81,9 +81,7 @@ def test_a_draft_that_the_target_refuses(clock: SimpleNamespace) -> None:
     assert outcome.statistics.draft_failures == 1 and outcome.statistics.num_draft_tokens == 0
 
 
-@pytest.mark.parametrize(
-    "result", [StepResult(()), StepResult((65, 66))], ids=["no token", "no generation_logits"]
-)
+@pytest.mark.parametrize("result", [StepResult(()), StepResult((65, 66))], ids=["no token", "no generation_logits"])
 def test_a_draft_that_answers_nonsense(result: StepResult, clock: SimpleNamespace) -> None:
     """No token, or none of the laws that sampling needs, is a failure too."""
     rig = make_rig(SCRIPT, drafter=ModelDrafter(ScriptedModel(lambda request: result), make_manifest(), 5.0))

@@ -19,7 +19,17 @@ from pipeline.orchestrator.controllers.heuristic import HeuristicFactory
 from pipeline.sampling.params import SamplingParams
 from pipeline.sampling.random import call_seed
 
-from .scripted import CAPABILITIES, LIMITS, ByteTokenizer, ScriptedDrafter, ScriptedModel, ask, make_manifest, make_rig, run
+from .scripted import (
+    CAPABILITIES,
+    LIMITS,
+    ByteTokenizer,
+    ScriptedDrafter,
+    ScriptedModel,
+    ask,
+    make_manifest,
+    make_rig,
+    run,
+)
 
 SCRIPT = "the quick brown fox jumps over the lazy dog"
 SAMPLED = SamplingParams(temperature=1.0)
@@ -116,6 +126,7 @@ def test_num_draft_tokens() -> None:
     plain = run(rig, ask(num_draft_tokens=0, max_tokens=20))
     assert [call.max_new_tokens for call in rig.target.calls] == [1, 1, 2, 4, 8, 4]
     assert set(rig.verified) == {0} and plain.statistics.decisions == {"first_token": 1, "request": 5}
+    assert not cast(ScriptedDrafter, rig.drafter).limits, "nobody asks the draft"
     rig = make_rig(SCRIPT, k=3)
     assert run(rig, ask(num_draft_tokens=5)).text == plain.text
     assert rig.verified == [0, 5, 5, 5, 0]
