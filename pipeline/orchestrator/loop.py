@@ -5,31 +5,18 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from pipeline.drafting.base import Draft, DraftContext, Drafter, DraftSession, Offer
-from pipeline.engine.manifest import Capabilities, Limits
 from pipeline.errors import CancelledError, InvalidRequestError, SpecDecodeError
 from pipeline.orchestrator.admission import Admission
-from pipeline.orchestrator.answer import CANCELLED, Answer, Committed
-from pipeline.orchestrator.controllers.base import ControllerFactory, Decision, KController, Observation, RoundTimes
-from pipeline.orchestrator.controllers.fixed import FixedController
+from pipeline.orchestrator.answer import CANCELLED, Committed
+from pipeline.orchestrator.controllers.base import ControllerFactory, Decision, Observation, RoundTimes
 from pipeline.orchestrator.draft_health import DraftHealth
 from pipeline.orchestrator.request import Chunk, GenerationRequest
-from pipeline.orchestrator.statistics import RoundRecord, StatisticsCollector
+from pipeline.orchestrator.run import Intake, Run, TargetFacts
+from pipeline.orchestrator.statistics import RoundRecord
 from pipeline.orchestrator.verifier import TargetContext, Verdict, Verifier
-from pipeline.sampling.random import fresh_seed
-from pipeline.sampling.rules import resolve_rule
 from pipeline.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class TargetFacts:
-    """What the loop knows of the target, from its manifest."""
-
-    limits: Limits
-    capabilities: Capabilities
-    end_id: int | None
 
 
 class Orchestrator:
@@ -57,13 +44,10 @@ class Orchestrator:
         default_rule: str = "auto",
         burst: int = 8,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._target = target
+        self._intake = Intake(tokenizer, target, controllers, default_rule, burst)
+        self._max_draft_len = target.limits.max_draft_len
         self._verifier = verifier
         self._drafter = drafter
-        self._controllers = controllers
-        self._default_rule = default_rule
-        self._burst = burst
         self.admission = admission
         self.draft_health = DraftHealth()
 
@@ -82,14 +66,14 @@ class Orchestrator:
             StepError: the target failed; the request is lost.
         """
         started = time.perf_counter()
-        run = self._prepare(request, started)
+        run = self._intake.prepare(request, started)
         try:
             with self.admission.admit(run.kv_tokens, is_cancelled) as arrival:
                 yield from self._rounds(run, arrival, is_cancelled)
         except CancelledError:
             yield run.last_chunk(CANCELLED, "")
 
-    def _rounds(self, run: _Run, arrival: int, is_cancelled: Callable[[], bool]) -> Iterator[Chunk]:
+    def _rounds(self, run: Run, arrival: int, is_cancelled: Callable[[], bool]) -> Iterator[Chunk]:
         request, answer = run.request, run.answer
         unique = uuid.uuid4().hex
         target = TargetContext(unique, request.sampling, run.seed, run.end_id, run.rule, arrival)
@@ -122,10 +106,10 @@ class Orchestrator:
             else:
                 run.keep(text, committed.token_ids)
 
-    def _decide(self, run: _Run, session: DraftSession) -> Decision:
+    def _decide(self, run: Run, session: DraftSession) -> Decision:
         offers: Sequence[Offer] = ()
         # A verify commits up to K + 1 tokens, and all of them must be wanted.
-        limit = min(run.answer.remaining - 1, self._target.limits.max_draft_len)
+        limit = min(run.answer.remaining - 1, self._max_draft_len)
         if limit > 0 and run.speculates:
             offers = session.offers(limit)
             if not self.draft_health.usable and any(offer.source == "model" for offer in offers):
@@ -133,7 +117,7 @@ class Orchestrator:
                 run.lost_draft()
         return run.controller.choose(offers, run.answer.remaining, self.admission.running)
 
-    def _draft(self, run: _Run, session: DraftSession, decision: Decision, index: int) -> tuple[Draft | None, float]:
+    def _draft(self, run: Run, session: DraftSession, decision: Decision, index: int) -> tuple[Draft | None, float]:
         if decision.offer is None:
             return None, 0.0
         started = time.perf_counter()
@@ -146,7 +130,7 @@ class Orchestrator:
             self.draft_health.worked()
         return draft, time.perf_counter() - started
 
-    def _draft_failed(self, run: _Run) -> None:
+    def _draft_failed(self, run: Run) -> None:
         """The request goes on without its draft: slower, never wrong."""
         self.draft_health.failed()
         run.statistics.draft_failures += 1
@@ -154,7 +138,7 @@ class Orchestrator:
 
     def _verify(
         self,
-        run: _Run,
+        run: Run,
         target: TargetContext,
         history: tuple[int, ...],
         draft: Draft | None,
@@ -173,7 +157,7 @@ class Orchestrator:
 
     def _account(
         self,
-        run: _Run,
+        run: Run,
         index: int,
         decision: Decision,
         draft: Draft | None,
@@ -211,112 +195,3 @@ class Orchestrator:
                 Observation(key, verdict.drafted, verdict.accepted, len(verdict.tokens), load, times)
             )
         return record
-
-    def _prepare(self, request: GenerationRequest, started: float) -> _Run:
-        """Validate what needs the tokenizer and the target's limits; no engine is touched."""
-        limits = self._target.limits
-        if request.chat:
-            # A chat template writes its own special tokens.
-            text = self._tokenizer.apply_chat_template(request.text_input)
-            prompt_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
-        else:
-            prompt_ids = tuple(self._tokenizer.encode(request.text_input))
-        if not prompt_ids:
-            raise InvalidRequestError("text_input", request.text_input[:32], "holds no token")
-        if len(prompt_ids) >= limits.max_seq_len:
-            raise InvalidRequestError(
-                "text_input", f"{len(prompt_ids)} tokens", f"must be shorter than max_seq_len = {limits.max_seq_len}"
-            )
-        if len(prompt_ids) + request.max_tokens > limits.max_seq_len:
-            raise InvalidRequestError(
-                "max_tokens",
-                request.max_tokens,
-                f"prompt ({len(prompt_ids)} tokens) + max_tokens must not exceed max_seq_len = {limits.max_seq_len}",
-            )
-        k = request.num_draft_tokens
-        if k is not None and k > limits.max_draft_len:
-            raise InvalidRequestError(
-                "num_draft_tokens", k, f"the target verifies at most {limits.max_draft_len} draft tokens"
-            )
-        asked = request.acceptance_rule
-        rule = resolve_rule(self._default_rule if asked == "auto" else asked, self._target.capabilities.rules)
-        fixed = None if k is None else FixedController(k, self._burst, "request")
-        seed = fresh_seed() if request.seed is None else request.seed
-        capable = self._target.capabilities
-        reproducible = capable.deterministic and (
-            request.sampling.greedy or (k is not None and not capable.drops_drafts)
-        )
-        return _Run(
-            request=request,
-            prompt_ids=prompt_ids,
-            seed=seed,
-            rule=rule,
-            end_id=self._target.end_id if request.end_id is None else request.end_id,
-            controller=fixed or self._controllers.start(),
-            speculates=k != 0,
-            answer=Answer(self._tokenizer, request.max_tokens, request.stop_words),
-            statistics=StatisticsCollector(len(prompt_ids), rule, seed, reproducible),
-            kv_tokens=len(prompt_ids) + request.max_tokens + limits.max_draft_len + 1,
-            started=started,
-        )
-
-
-class _Run:
-    """State of one request that the rounds share."""
-
-    def __init__(
-        self,
-        request: GenerationRequest,
-        prompt_ids: tuple[int, ...],
-        seed: int,
-        rule: str,
-        end_id: int | None,
-        controller: KController,
-        speculates: bool,
-        answer: Answer,
-        statistics: StatisticsCollector,
-        kv_tokens: int,
-        started: float,
-    ) -> None:
-        self.request = request
-        self.prompt_ids = prompt_ids
-        self.seed = seed
-        self.rule = rule
-        self.end_id = end_id
-        self.controller = controller
-        self.speculates = speculates
-        self.answer = answer
-        self.statistics = statistics
-        self.kv_tokens = kv_tokens
-        self.started = started
-        self.first_token_s = 0.0
-        self.warm_sources: set[str] = set()
-        self._texts: list[str] = []
-        self._ids: list[int] = []
-
-    def lost_draft(self) -> None:
-        """A round goes without the draft it would have had: when, no seed can tell."""
-        if not self.request.sampling.greedy:
-            self.statistics.reproducible = False
-
-    def keep(self, text: str, token_ids: Sequence[int]) -> None:
-        """Hold back what a request that does not stream gets at its end."""
-        self._texts.append(text)
-        self._ids.extend(token_ids)
-
-    def last_chunk(
-        self, reason: str, text: str, token_ids: Sequence[int] = (), record: RoundRecord | None = None
-    ) -> Chunk:
-        request = self.request
-        self.keep(text, token_ids)
-        whole = "".join(self._texts)
-        if not request.stream and not request.exclude_input_in_output:
-            whole = request.text_input + whole
-        total = time.perf_counter() - self.started
-        return Chunk(
-            text=whole,
-            token_ids=tuple(self._ids),
-            round=record if request.return_perf_metrics and request.stream else None,
-            finish_reason=reason,
-            statistics=self.statistics.finish(reason, self.first_token_s, total),
-        )

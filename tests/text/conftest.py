@@ -36,9 +36,7 @@ def write_byte_level(folder: Path) -> Path:
         show_progress=False,
     )
     tokenizer.train_from_iterator(TRAINING_TEXT, trainer)
-    tokenizer.add_tokens(
-        [AddedToken("<think>", normalized=False), AddedToken("two words é", normalized=False)]
-    )
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False), AddedToken("two words é", normalized=False)])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>", "chat_template": TEMPLATE}

@@ -48,9 +48,7 @@ def test_pieces_are_the_whole_broken_bytes(
 
 
 @given(ids=IDS, sizes=CUTS)
-def test_pieces_are_the_whole_byte_fallback(
-    byte_fallback_folder: Path, ids: list[int], sizes: list[int]
-) -> None:
+def test_pieces_are_the_whole_byte_fallback(byte_fallback_folder: Path, ids: list[int], sizes: list[int]) -> None:
     tokenizer = Tokenizer.load(byte_fallback_folder)
     after_bytes = tokenizer.vocab_size - 259
     ids = [259 + number % after_bytes if number % 3 else number % 259 for number in ids]

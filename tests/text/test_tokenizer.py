@@ -18,9 +18,7 @@ def test_special_tokens_in_text_become_single_ids(byte_level_folder: Path) -> No
     ids = tokenizer.encode("<|im_start|>user\nhi<|im_end|>")
     assert (ids[0], ids[-1]) == (tokenizer.bos_id, tokenizer.eos_id) == (1, 2)
     assert tokenizer.decode(ids) == "user\nhi"
-    assert (
-        tokenizer.vocab_size == Backend.from_file(str(byte_level_folder / "tokenizer.json")).get_vocab_size()
-    )
+    assert tokenizer.vocab_size == Backend.from_file(str(byte_level_folder / "tokenizer.json")).get_vocab_size()
     assert tokenizer.special_ids == {0, 1, 2}
 
 
