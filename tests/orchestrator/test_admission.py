@@ -45,8 +45,10 @@ class Visitor:
         assert not self.thread.is_alive()
 
 
-def test_first_come_first_served() -> None:
-    """A small request does not overtake a large one that waits, though there is room for it."""
+def test_first_come_first_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small request does not overtake a large one that waits, though there is room for it; who is next is
+    woken at once, and need not look."""
+    monkeypatch.setattr(module, "POLL_S", 60.0)
     log: list[str] = []
     admission = Admission(pool_blocks=10, tokens_per_block=4, max_requests=8)
     a = Visitor(admission, 24, log, "a")

@@ -65,6 +65,21 @@ def test_one_failed_round(clock: SimpleNamespace) -> None:
     assert outcome.statistics.draft_failures == 1
 
 
+def test_a_draft_that_works_again_is_trusted_again(clock: SimpleNamespace) -> None:
+    """Good rounds between two failures: the second rest is as short as the first."""
+    rig = make_rig(SCRIPT, k=1, error=ERRORS[0], fails=lambda index: index in (1, 4))
+    follows = TargetScript(list(SCRIPT.encode()), 2)
+
+    def answer(request: StepRequest) -> StepResult:
+        if len(rig.target.calls) in (2, 5):
+            clock.now += FIRST_PAUSE_S
+        return follows(request)
+
+    rig.target._answer = answer
+    assert run(rig).statistics.draft_failures == 2
+    assert rig.verified[:8] == [0, 0, 1, 1, 0, 1, 1, 1]
+
+
 def test_a_draft_that_the_target_refuses(clock: SimpleNamespace) -> None:
     """A proposal from another vocabulary is the draft's failure, not the client's."""
     follows = TargetScript(list(SCRIPT.encode()), 2)

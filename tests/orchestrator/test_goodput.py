@@ -116,6 +116,14 @@ def test_plain_decoding_grows_its_bursts() -> None:
     assert bursts == [1, 2, 4, 8, 8, 8, -1, 1, 2, 4]
 
 
+@pytest.mark.parametrize(("gain", "reason"), [(0.5 * MARGIN, "plain_faster"), (1.5 * MARGIN, "pays")])
+def test_plain_decoding_is_left_for_a_real_gain(gain: float, reason: str) -> None:
+    """Speculation must promise 2 %."""
+    costs = KnownCosts([1.0] + [2.0 * (1 - gain)] * 8, {"model": 0.0}, 0.0)
+    controller = GoodputController(costs, KnownAcceptance({"model": [1.0] + [0.0] * 7}), BURST)
+    assert controller.choose([MODEL], 100, 1).reason == reason
+
+
 def plain_until_probe(controller: GoodputController, accepted: bool) -> int:
     plain = 0
     while True:

@@ -12,10 +12,12 @@ from pipeline.drafting.model import ModelDrafter
 from pipeline.drafting.ngram import NgramDrafter
 from pipeline.drafting.none import NoDrafter
 from pipeline.engine.step import StepRequest, StepResult
-from pipeline.errors import InvalidRequestError
+from pipeline.errors import InvalidRequestError, StepError
 from pipeline.orchestrator.admission import Admission
-from pipeline.orchestrator.controllers.fixed import FixedFactory
+from pipeline.orchestrator.controllers.base import ControllerFactory, Observation
+from pipeline.orchestrator.controllers.fixed import FixedController, FixedFactory
 from pipeline.orchestrator.controllers.heuristic import HeuristicFactory
+from pipeline.orchestrator.draft_health import DraftHealth
 from pipeline.sampling.params import SamplingParams
 from pipeline.sampling.random import call_seed
 
@@ -141,6 +143,58 @@ def test_a_heuristic_deployment() -> None:
     rig = make_rig(SCRIPT, controllers=HeuristicFactory(2, 8), right=lambda index: 9 if index < 4 else 0)
     run(rig, ask(max_tokens=40))
     assert rig.verified[:7] == [0, 2, 2, 4, 6, 5, 4]
+
+
+class Watching(FixedController, ControllerFactory):
+    """K = 3, and a note of what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 8)
+        self.seen: list[Observation] = []
+
+    def start(self) -> Watching:
+        return self
+
+    def observe(self, observation: Observation) -> None:
+        self.seen.append(observation)
+
+
+def test_what_a_controller_is_told() -> None:
+    """Each round's key, drafts, kept drafts, decided tokens, load and times; not those that prefill (round 0 and
+    the first of a draft model) nor those whose draft failed."""
+    watching = Watching()
+    failed = StepError("once")
+    rig = make_rig(
+        SCRIPT, controllers=watching, right=lambda index: index % 4, error=failed, fails=lambda index: index == 3
+    )
+    rig.orchestrator.draft_health = Patient()
+    outcome = run(rig, ask(max_tokens=16))
+    assert rig.verified == [0, 3, 3, 0, 3, 3, 3, 2]
+    expected = [(3, 2, 3), (3, 0, 1), (3, 1, 2), (3, 2, 3), (2, 2, 3)]
+    told = [(seen.key, seen.drafted, seen.accepted, seen.computed, seen.load) for seen in watching.seen]
+    assert told == [("model", *numbers, 1) for numbers in expected]
+    records = [chunk.round for chunk in outcome.chunks if chunk.round is not None]
+    for seen, index in zip(watching.seen, (2, 4, 5, 6, 7), strict=True):
+        times = seen.times
+        assert (times.draft_s, times.verify_s) == (records[index].draft_s, records[index].verify_s)
+        assert times.draft_s > 0 and times.verify_s > 0 and times.overhead_s > 0
+    statistics = outcome.statistics
+    assert statistics.draft_s + statistics.verify_s + statistics.overhead_s <= statistics.total_s
+
+
+class Patient(DraftHealth):
+    """Never rests."""
+
+    @property
+    def usable(self) -> bool:
+        return True
+
+
+def test_plain_rounds_are_told_too() -> None:
+    """A burst counts its tokens, and has no key."""
+    watching = Watching()
+    run(make_rig(SCRIPT, controllers=watching, drafter=NoDrafter()), ask(max_tokens=4))
+    assert [(seen.key, seen.drafted, seen.computed) for seen in watching.seen] == [(None, 0, 1)] * 3
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pipeline.engine.manifest import CostTable
 
 MEMORY = 0.9  # weight of the past in a running mean
+SETTLED = 3.0  # weight from which a mean resists outliers
+STALL = 2.0  # a measurement counts as at most so many times the mean
 TRUST = 4.0  # passes after which measurements outweigh the table
 FIRST_CHECK, LAST_CHECK = 16, 256  # speculative rounds after which the price of plain decoding is out of date
 
@@ -20,7 +22,9 @@ class _Mean:
     weight: float = 0.0
 
     def add(self, x: float, count: int = 1) -> None:
-        """Take `count` measurements whose mean is x."""
+        """Take `count` measurements whose mean is x; a single stall may not shift what many have shown."""
+        if self.weight >= SETTLED:
+            x = min(x, STALL * self.value)
         kept = MEMORY**count
         added = (1.0 - kept) / (1.0 - MEMORY)
         self.weight = self.weight * kept + added
