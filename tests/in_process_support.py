@@ -128,8 +128,14 @@ class Setting:
     deterministic: bool = False
     max_seq_len: int = 160
     kv_blocks: int = 64
+    draft_kv_blocks: int | None = None  # None: as many
     max_requests: int = 32
     min_match: int = 2
+
+    def pool(self, role: str) -> int:
+        """KV blocks of an engine."""
+        own = self.draft_kv_blocks if role == "draft" else None
+        return self.kv_blocks if own is None else own
 
     def replace(self, **changes: Any) -> Setting:
         return replace(self, **changes)
@@ -173,7 +179,7 @@ def deploy(setting: Setting, engine: type[EmbeddedStepModel] = EmbeddedStepModel
             "draft": {
                 "kind": setting.kind,
                 "model": "d",
-                "kv_blocks": setting.kv_blocks,
+                "kv_blocks": setting.pool("draft"),
                 "ngram": {"min_match": setting.min_match},
             },
             "limits": {
@@ -249,7 +255,7 @@ def _manifest(role: str, setting: Setting) -> Manifest:
                 max_seq_len=setting.max_seq_len,
                 max_draft_len=8 if role == "target" else 0,
                 max_requests=setting.max_requests,
-                kv_blocks=setting.kv_blocks,
+                kv_blocks=setting.pool(role),
                 tokens_per_block=4,
             ),
             "capabilities": Capabilities(

@@ -42,7 +42,8 @@ def test_greedy_text_is_that_of_plain_decoding(controller: tuple[tuple[str, Any]
             drafted += chunk.statistics.num_draft_tokens
             accepted += chunk.statistics.num_accepted_draft_tokens
             deployment.check_integrity()
-    assert 0 < accepted < drafted or kind != "model"
+    if kind == "model" and controller in FIXED:  # what the others draft depends on time
+        assert 0 < accepted < drafted
 
 
 def test_plain_decoding() -> None:
@@ -70,6 +71,14 @@ def test_every_length(max_tokens: int) -> None:
         chunk = ask(small, "abc", max_tokens=max_tokens)
         assert (chunk.text, chunk.finish_reason) == plain("abc", max_tokens)
         small.check_integrity()
+
+
+def test_both_pools_bound_who_runs() -> None:
+    """What is refused or waits is measured against the smaller pool, here the draft's."""
+    with deploy(Setting(kv_blocks=64, draft_kv_blocks=44)) as deployment:
+        assert deployment.orchestrator.admission._pool_blocks == 44
+    with deploy(Setting("ngram", kv_blocks=64, draft_kv_blocks=44)) as deployment:
+        assert deployment.orchestrator.admission._pool_blocks == 64
 
 
 def test_a_prefix_is_computed_once() -> None:

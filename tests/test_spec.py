@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.errors import SpecError
+from pipeline.errors import EngineError, SpecError
 from pipeline.spec import DEFAULT_SPEC, ROOT, DeploymentSpec
 
 PROFILES = sorted((ROOT / "build" / "profiles").glob("*.yaml"))
@@ -150,6 +150,13 @@ def test_a_missing_file(tmp_path: Path) -> None:
         DeploymentSpec.load(tmp_path / "none.yaml")
     with pytest.raises(SpecError, match=r"cannot be read: Is a directory"):
         DeploymentSpec.load(tmp_path)
+
+
+def test_an_engine_that_this_release_cannot_serve(tmp_path: Path) -> None:
+    """The spec is valid; building or serving it is refused with what it needs."""
+    load(tmp_path, changed()).require_available_engine()
+    with pytest.raises(EngineError, match=r"engine: tensorrt_llm needs a GPU and TensorRT-LLM 1\.2\.1"):
+        load(tmp_path, changed(engine="tensorrt_llm")).require_available_engine()
 
 
 def test_a_spec_cannot_be_changed(tmp_path: Path) -> None:

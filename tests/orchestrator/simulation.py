@@ -53,6 +53,7 @@ class World:
         draft: seconds to draft k tokens.
         noise: standard deviation of the logarithm of each time.
         request_tokens: a new request, with a new controller, begins after so many.
+        offered: probability that there is an offer at a place of the text.
     """
 
     acceptance: Callable[[int], float]
@@ -60,6 +61,7 @@ class World:
     draft: Cost = drafting
     noise: float = 0.05
     request_tokens: int = 1 << 30
+    offered: float = 1.0
 
     def seconds_per_token(self, k: int) -> float:
         """Expected, at the acceptance of the first token."""
@@ -108,7 +110,8 @@ def simulate(factory: ControllerFactory, world: World, tokens: int, seed: int = 
 
 def _round(controller: KController, world: World, remaining: int, trace: Trace, rng: random.Random) -> None:
     limit = min(remaining - 1, LARGEST_K)
-    offers: Sequence[Offer] = [Offer("model", "model", limit)] if limit else []
+    there = world.offered == 1.0 or rng.random() < world.offered
+    offers: Sequence[Offer] = [Offer("model", "model", limit)] if limit and there else []
     decision = controller.choose(offers, remaining, 1)
     trace.rounds.append((trace.tokens, decision.k, decision.reason))
     draft_s, accepted = 0.0, 0

@@ -63,6 +63,19 @@ def test_the_past_is_forgotten() -> None:
     assert costs.verify_s(0, 1) == pytest.approx(0.010, rel=2e-2)
 
 
+def test_a_stalled_round_shifts_little() -> None:
+    """A machine that stood still for a second is not a slow one; one that stays slow is."""
+    costs = make()
+    for _ in range(20):
+        costs.add_round("model", 3, 0.007, 0.016, 0.001, 1)
+    costs.add_round("model", 3, 1.0, 1.0, 1.0, 1)
+    assert costs.verify_s(3, 1) == pytest.approx(0.016, rel=0.15)
+    assert costs.draft_s("model", 3, 1) == pytest.approx(0.007, rel=0.15)
+    for _ in range(60):
+        costs.add_round("model", 3, 0.007, 0.080, 0.001, 1)
+    assert costs.verify_s(3, 1) == pytest.approx(0.080, rel=0.01)
+
+
 def test_a_burst_is_as_many_measurements() -> None:
     """Four tokens of 20 ms say as much as four bursts of one, and the time is per token."""
     once, often = make(), make()

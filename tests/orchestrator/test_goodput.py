@@ -15,9 +15,16 @@ from pipeline.orchestrator.controllers.acceptance import RequestAcceptance, Shar
 from pipeline.orchestrator.controllers.base import Decision, Observation, RoundTimes
 from pipeline.orchestrator.controllers.costs import CostModel
 from pipeline.orchestrator.controllers.fixed import FixedFactory
-from pipeline.orchestrator.controllers.goodput import FIRST_PROBE, LAST_PROBE, MARGIN, GoodputController
+from pipeline.orchestrator.controllers.goodput import (
+    FIRST_PROBE,
+    LAST_PROBE,
+    MARGIN,
+    PATIENCE,
+    GoodputController,
+    GoodputFactory,
+)
 
-from .simulation import BURST, World, drafting, goodput, simulate, target_pass
+from .simulation import BURST, World, drafting, goodput, simulate, table, target_pass
 
 MODEL = Offer("model", "model", 8)
 
@@ -177,6 +184,17 @@ def test_the_price_of_plain_decoding_is_kept_up_to_date() -> None:
     assert reasons == [("pays", 0)] * 16 + [("plain_check", 4), ("pays", 0)]
 
 
+def test_a_paying_offer_is_waited_for() -> None:
+    """Look-up that paid may match again after any token: single tokens for a while, then bursts."""
+    controller, known = controller_with(0.9)
+    assert [controller.choose([], 100, 1).burst for _ in range(3)] == [1, 2, 4]
+    assert controller.choose([MODEL], 100, 1).reason == "pays"
+    assert [controller.choose([], 100, 1).burst for _ in range(PATIENCE + 4)] == [1] * PATIENCE + [1, 2, 4, 8]
+    known.known["model"] = [0.0] * 8
+    assert controller.choose([MODEL], 100, 1).reason == "plain_faster"
+    assert controller.choose([], 100, 1).burst == 8
+
+
 # --- simulations: 5 % noise on every time, results are means over seeds ---------------------------------------
 
 
@@ -209,6 +227,20 @@ def test_never_much_slower_than_plain(acceptance: float, request_tokens: int) ->
     """Text that the draft cannot guess costs the probes, less than 5 % of plain decoding."""
     world = World(lambda position: acceptance, request_tokens=request_tokens)
     assert cost(world) < 1.05 * world.seconds_per_token(0)
+
+
+@pytest.mark.parametrize("offered", [0.1, 0.3, 0.6])
+def test_rare_offers_are_not_slept_through(offered: float) -> None:
+    """Where text repeats itself now and then, bursts in between cost little against single tokens throughout."""
+    world = World(lambda position: 0.8, draft=lambda k: 0.0, offered=offered)
+
+    def single() -> GoodputFactory:
+        return GoodputFactory(CostModel(table(target_pass), None), 1)
+
+    def bursts() -> GoodputFactory:
+        return GoodputFactory(CostModel(table(target_pass), None), BURST)
+
+    assert cost(world, bursts) < (1.12 if offered < 0.2 else 1.03) * cost(world, single)
 
 
 def flat(tokens: int) -> float:

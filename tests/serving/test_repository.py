@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from pipeline.errors import ServerError, SpecError
+from pipeline.errors import EngineError, ServerError
 from pipeline.serving.contract import SPEC_DECODE, STEP, ModelContract
 from pipeline.serving.repository import TEMPLATES, RepositoryOptions, render_repository, validate_config
 from pipeline.spec import DeploymentSpec
@@ -59,7 +59,7 @@ def test_draft_without_a_model_is_not_rendered(tmp_path: Path, kind: str) -> Non
 
 
 def test_engine_without_a_rendering(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="engine = tensorrt_llm"):
+    with pytest.raises(EngineError, match="TensorRT-LLM 1.2.1"):
         render_repository(make_spec(engine="tensorrt_llm"), tmp_path)
 
 
