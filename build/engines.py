@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from pipeline.engine.threads import set_thread_defaults
+from pipeline.engine.process import restart_with_compute_environment
 from pipeline.errors import EngineError, SpecDecodeError
 from pipeline.spec import DEFAULT_SPEC, ROOT, DeploymentSpec
 
@@ -69,7 +69,6 @@ def build(spec: DeploymentSpec, console: Console) -> None:
 
 
 def main() -> int:
-    set_thread_defaults()  # the costs are measured as the server will run
     console = Console()
     try:
         build(DeploymentSpec.load(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_SPEC), console)
@@ -80,4 +79,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    restart_with_compute_environment()  # costs are measured as the server will run
     sys.exit(main())

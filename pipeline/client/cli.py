@@ -11,13 +11,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pipeline.engine.threads import set_thread_defaults
+from pipeline.engine.process import restart_with_compute_environment
 from pipeline.errors import SpecDecodeError
 from pipeline.orchestrator.request import DEFAULT_MAX_TOKENS, GenerationRequest
 from pipeline.sampling.params import SamplingParams
 from pipeline.spec import DEFAULT_SPEC, ROOT, DeploymentSpec, PortsSpec
 
-set_thread_defaults()
 app = typer.Typer(
     help="Speculative decoding: build engines, serve them in Triton, ask for text.",
     no_args_is_help=True,
@@ -256,5 +255,11 @@ def _exit(work: Callable[[], int]) -> None:
     raise typer.Exit(status)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The console script."""
+    restart_with_compute_environment()
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from pipeline.engine.threads import OPENMP_ENV
+from pipeline.engine.process import compute_environment
 from pipeline.errors import ServerError
 from pipeline.serving.contract import SPEC_DECODE_MODEL
 from pipeline.serving.ports import FREE_PORTS, HOST, choose_ports
@@ -29,7 +29,7 @@ from pipeline.spec import ROOT, PortsSpec
 _POLL_S = 0.05
 _STOP_MARGIN_S = 2.0  # a client's open stream can keep Triton from exiting after its own timeout
 
-_STUB_ENV = {**OPENMP_ENV, "TOKENIZERS_PARALLELISM": "false"}
+_STUB_ENV = {"TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class TritonServer:
             f"--backend-config=python,thread-pool-size={2 * options.requests + 8}",
             *options.arguments,
         ]
-        env = install.server.environment()
+        env = install.server.environment(compute_environment())
         env.update(_STUB_ENV)
         env.update(options.env)
         # model.py puts this on its path: the stubs import `pipeline` from this checkout, installed or not.

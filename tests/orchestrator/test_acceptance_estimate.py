@@ -59,11 +59,11 @@ def test_old_evidence_fades_at_every_position() -> None:
     table = AcceptanceTable(REQUEST_MEMORY)
     for _ in range(50):
         table.add("model", 4, 1)
-    assert rates(table, 2)[1] < 0.1
+    assert rates(table, 2)[1] < 0.15
     for _ in range(100):
         table.add("model", 1, 1)
     first, second = rates(table, 2)
-    assert first > 0.9 and second == pytest.approx(0.5, abs=0.01)
+    assert first > 0.9 and second == pytest.approx(0.5, abs=0.02)
 
 
 def test_the_next_request_starts_with_what_others_saw() -> None:
@@ -76,7 +76,7 @@ def test_the_next_request_starts_with_what_others_saw() -> None:
     assert fresh.committed("model", 2)[2] > 2.8
     for _ in range(15):
         fresh.add("model", 2, 0)
-    assert fresh.committed("model", 1)[1] < 1.35
+    assert fresh.committed("model", 1)[1] < 1.4
     assert other.committed("model", 1)[1] > 1.8
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.engine.manifest import CostTable
-from pipeline.orchestrator.controllers.costs import FIRST_CHECK, LAST_CHECK, TRUST, CostModel
+from pipeline.orchestrator.controllers.costs import FIRST_CHECK, LAST_CHECK, CostModel
 
 TARGET = CostTable(context_tokens=1, seconds_by_tokens={1: 0.010, 2: 0.012, 4: 0.016, 8: 0.024})
 DRAFT = CostTable(context_tokens=1, seconds_by_tokens={1: 0.002, 2: 0.003})
@@ -25,21 +25,38 @@ def test_the_table_before_anything_is_measured() -> None:
     assert CostModel(TARGET, None).draft_s("model", 4, 1) == 0.0
 
 
-def test_a_measurement_is_blended_in() -> None:
-    """One measurement weighs 1 against TRUST; after many the table is forgotten."""
+def test_measurements_overrule_the_table() -> None:
+    """What was measured, again and again, is the price; in between it lies between table and measurement."""
     costs = make()
     costs.add_round("model", 3, 0.007, 0.016, 0.001, 1)  # the verify as the table says
     assert costs.verify_s(3, 1) == pytest.approx(0.016)
-    costs = make()
     costs.add_round("model", 3, 0.007, 0.032, 0.001, 1)
-    scale = (1 * 2.0 + 0.9 * 1.0) / 1.9  # how wrong the table seems now
-    trust = TRUST * 0.9
-    assert costs.verify_s(3, 1) == pytest.approx((0.032 + trust * 0.016 * scale) / (1 + trust))
-    for _ in range(100):
+    assert 0.016 < costs.verify_s(3, 1) < 0.032
+    for _ in range(200):
         costs.add_round("model", 3, 0.020, 0.032, 0.001, 1)
     assert costs.verify_s(3, 1) == pytest.approx(0.032, rel=1e-3)
-    assert costs.draft_s("model", 3, 1) == pytest.approx(0.020, rel=1e-3)
-    assert costs.overhead_s(1) == pytest.approx(0.001, rel=1e-3)
+    assert costs.draft_s("model", 3, 1) == pytest.approx(0.020, rel=2e-2)
+    assert costs.overhead_s(1) == pytest.approx(0.001, rel=2e-2)
+
+
+def test_a_wrong_shape_is_learnt() -> None:
+    """A verify that costs twice what the table says beside a plain token does so after both were measured."""
+    costs = make()
+    for _ in range(300):
+        costs.add_plain(1, 0.010, 0.001, 1)
+        costs.add_round("model", 3, 0.007, 0.032, 0.001, 1)
+    assert costs.verify_s(3, 1) / costs.verify_s(0, 1) == pytest.approx(3.2, rel=0.03)
+
+
+def test_prices_are_compared_at_one_speed_of_the_machine() -> None:
+    """Plain tokens were measured on a fast machine, verifies on the same one when it was slow: nothing is concluded."""
+    costs = make()
+    for _ in range(40):
+        costs.add_plain(4, 0.040, 0.001, 1)
+    for _ in range(20):
+        costs.add_round("model", 3, 0.0105, 0.024, 0.001, 1)  # all of it 1.5 times slower
+    assert costs.verify_s(3, 1) / costs.verify_s(0, 1) == pytest.approx(1.6, rel=0.15)
+    assert costs.verify_s(0, 1) == pytest.approx(0.015, rel=0.15)
 
 
 def test_a_slow_machine_is_slow_in_every_k() -> None:
@@ -69,30 +86,28 @@ def test_a_stalled_round_shifts_little() -> None:
     for _ in range(20):
         costs.add_round("model", 3, 0.007, 0.016, 0.001, 1)
     costs.add_round("model", 3, 1.0, 1.0, 1.0, 1)
-    assert costs.verify_s(3, 1) == pytest.approx(0.016, rel=0.15)
-    assert costs.draft_s("model", 3, 1) == pytest.approx(0.007, rel=0.15)
+    assert costs.verify_s(3, 1) == pytest.approx(0.016, rel=0.3)
+    assert costs.verify_s(3, 1) / costs.verify_s(0, 1) == pytest.approx(1.6, rel=0.05)
+    assert costs.draft_s("model", 3, 1) / costs.verify_s(0, 1) == pytest.approx(0.7, rel=0.1)
     for _ in range(60):
         costs.add_round("model", 3, 0.007, 0.080, 0.001, 1)
     assert costs.verify_s(3, 1) == pytest.approx(0.080, rel=0.01)
 
 
 def test_a_burst_is_as_many_measurements() -> None:
-    """Four tokens of 20 ms say as much as four bursts of one, and the time is per token."""
-    once, often = make(), make()
-    once.add_plain(4, 0.080, 0.0, 1)
-    for _ in range(4):
-        often.add_plain(1, 0.020, 0.0, 1)
-    weight = 1 + 0.9 + 0.81 + 0.729
-    trust = TRUST * 0.9**4
-    assert once.verify_s(0, 1) == pytest.approx((weight * 0.020 + trust * 0.010 * 2.9 / 1.9) / (weight + trust))
-    assert 0.010 < once.verify_s(0, 1) <= often.verify_s(0, 1) <= 0.020
+    """Four tokens of 20 ms in one burst move the price further than one, and the time is per token."""
+    one, burst = make(), make()
+    one.add_plain(1, 0.020, 0.0, 1)
+    burst.add_plain(4, 0.080, 0.0, 1)
+    assert 0.010 < one.verify_s(0, 1) < burst.verify_s(0, 1) <= 0.020
 
 
 @pytest.mark.parametrize(("loads", "same"), [((1, 2), False), ((3, 4), True), ((4, 5), False), ((5, 8), True)])
 def test_loads_are_apart(loads: tuple[int, int], same: bool) -> None:
     """Buckets of 1, 2, 3-4, 5-8 requests; what is measured in one says nothing of another."""
     costs = make()
-    costs.add_plain(1, 1.0, 0.1, loads[0])
+    for _ in range(40):
+        costs.add_plain(1, 1.0, 0.1, loads[0])
     assert (costs.verify_s(0, loads[1]) > 0.1) == same
     assert (costs.overhead_s(loads[1]) > 0.001) == same
 

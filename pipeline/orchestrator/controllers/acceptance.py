@@ -6,9 +6,9 @@ import threading
 from collections import defaultdict
 from dataclasses import dataclass
 
-PRIOR = {"ngram": 0.6, "model": 0.4}  # before anything was seen
-PRIOR_WEIGHT = 3.0
-REQUEST_MEMORY = 0.93  # a text changes its mind within some dozens of rounds
+PRIOR = {"ngram": 0.5, "model": 0.4}  # before anything was seen
+PRIOR_WEIGHT = 8.0
+REQUEST_MEMORY = 0.96  # a text changes its mind within some dozens of rounds
 SHARED_MEMORY = 0.995
 
 

@@ -7,53 +7,57 @@ from dataclasses import dataclass, field
 
 from pipeline.engine.manifest import CostTable
 
-MEMORY = 0.9  # weight of the past in a running mean
-SETTLED = 3.0  # weight from which a mean resists outliers
-STALL = 2.0  # a measurement counts as at most so many times the mean
-TRUST = 4.0  # passes after which measurements outweigh the table
+SPEED_MEMORY = 0.8  # a machine changes its speed within seconds: weight of the past in the mean of its speed
+SHAPE_MEMORY = 0.95  # what K drafts cost in terms of one token hardly changes
+SHAPE_TRUST = 8.0  # passes after which measurements outweigh the table's shape
+STALL = 2.0  # a measurement counts as at most so many times what was expected
 FIRST_CHECK, LAST_CHECK = 16, 256  # speculative rounds after which the price of plain decoding is out of date
+FIRST_OVERHEAD_S = 0.0005
 
 
-@dataclass
 class _Mean:
-    """Exponentially forgetting mean with the weight of its evidence."""
+    """Exponentially forgetting mean that starts from a prior."""
 
-    value: float = 0.0
-    weight: float = 0.0
+    def __init__(self, prior: float, trust: float, memory: float) -> None:
+        self.value = prior
+        self.weight = trust
+        self._memory = memory
 
     def add(self, x: float, count: int = 1) -> None:
-        """Take `count` measurements whose mean is x; a single stall may not shift what many have shown."""
-        if self.weight >= SETTLED:
-            x = min(x, STALL * self.value)
-        kept = MEMORY**count
-        added = (1.0 - kept) / (1.0 - MEMORY)
+        """Take `count` measurements whose mean is x."""
+        kept = self._memory**count
+        added = (1.0 - kept) / (1.0 - self._memory)
         self.weight = self.weight * kept + added
         self.value += (x - self.value) * added / self.weight
-
-    def blend(self, prior: float, trust: float = TRUST) -> float:
-        """The mean with a prior, which is forgotten as any old measurement is."""
-        trust *= 1.0 - (1.0 - MEMORY) * self.weight
-        return (self.weight * self.value + trust * prior) / (self.weight + trust)
 
 
 @dataclass
 class _Bucket:
-    """Measurements at one load."""
+    """What is known at one load, in terms of the tables.
 
-    verify: dict[int, _Mean] = field(default_factory=dict)  # by K; 0: seconds per plain token
-    draft: dict[tuple[str, int], _Mean] = field(default_factory=dict)
-    verify_scale: _Mean = field(default_factory=_Mean)
-    draft_scale: _Mean = field(default_factory=_Mean)
-    overhead: _Mean = field(default_factory=_Mean)
+    `speed` is how many times longer than the table everything takes at present; `verify` (by K) and `draft` (by
+    source) are how wrong the table's shape is beside that. Each measurement moves the first fast and the second
+    slowly: prices that were learnt at different times are compared at one speed of the machine.
+    """
+
+    speed: _Mean = field(default_factory=lambda: _Mean(1.0, 1.0, SPEED_MEMORY))
+    verify: dict[int, _Mean] = field(default_factory=dict)
+    draft: dict[str, _Mean] = field(default_factory=dict)
+    overhead: _Mean = field(default_factory=lambda: _Mean(FIRST_OVERHEAD_S, 1.0, SHAPE_MEMORY))
     rounds_since_plain: int = 0
     check_after: int = FIRST_CHECK
+
+    def normalise(self) -> None:
+        """What all K have in common is the machine's speed, not the shape of a K that was never compared."""
+        shapes = self.verify.values()
+        common = sum(shape.value * shape.weight for shape in shapes) / sum(shape.weight for shape in shapes)
+        for shape in (*shapes, *self.draft.values()):
+            shape.value /= common
+        self.speed.value *= common
 
 
 class CostModel:
     """Seconds of each part of a round, by K and by load bucket. Shared by all requests of a deployment.
-
-    A part that has not been measured at a load costs what the table says, times how wrong the table was for
-    the parts that have been; so a machine that is slower today than at build time misleads no comparison.
 
     Args:
         target: seconds per pass of the target, by new tokens.
@@ -70,20 +74,20 @@ class CostModel:
         """Seconds to verify k drafts; k = 0: seconds of one plain token."""
         with self._lock:
             bucket = self._bucket(load)
-            prior = self._target.seconds(k + 1) * bucket.verify_scale.blend(1.0, 1.0)
-            return bucket.verify.get(k, _Mean()).blend(prior)
+            shape = bucket.verify[k].value if k in bucket.verify else 1.0
+            return self._target.seconds(k + 1) * bucket.speed.value * shape
 
     def draft_s(self, source: str, k: int, load: int) -> float:
         """Seconds to draft k tokens."""
         with self._lock:
             bucket = self._bucket(load)
-            prior = self._draft_prior(source, k) * bucket.draft_scale.blend(1.0, 1.0)
-            return bucket.draft.get((source, k), _Mean()).blend(prior)
+            shape = bucket.draft[source].value if source in bucket.draft else 1.0
+            return self._draft_table(source, k) * bucket.speed.value * shape
 
     def overhead_s(self, load: int) -> float:
         """Seconds of a round outside both engines."""
         with self._lock:
-            return self._bucket(load).overhead.blend(0.0005)
+            return self._bucket(load).overhead.value
 
     def plain_out_of_date(self, load: int) -> bool:
         """True after many speculative rounds and no plain token: what speculation is compared with is a guess."""
@@ -96,7 +100,7 @@ class CostModel:
         with self._lock:
             bucket = self._bucket(load)
             self._add_verify(bucket, 0, verify_s / tokens, tokens)
-            bucket.overhead.add(overhead_s)
+            bucket.overhead.add(min(overhead_s, STALL * bucket.overhead.value))
             if bucket.rounds_since_plain >= bucket.check_after:
                 bucket.check_after = min(2 * bucket.check_after, LAST_CHECK)
             bucket.rounds_since_plain = 0
@@ -106,18 +110,23 @@ class CostModel:
         with self._lock:
             bucket = self._bucket(load)
             self._add_verify(bucket, k, verify_s)
-            bucket.draft.setdefault((source, k), _Mean()).add(draft_s)
-            prior = self._draft_prior(source, k)
-            if prior > 0.0:
-                bucket.draft_scale.add(draft_s / prior)
-            bucket.overhead.add(overhead_s)
+            table = self._draft_table(source, k)
+            if table > 0.0:
+                shape = bucket.draft.setdefault(source, _Mean(1.0, SHAPE_TRUST, SHAPE_MEMORY))
+                shape.add(min(draft_s / (table * bucket.speed.value), STALL * shape.value))
+            bucket.overhead.add(min(overhead_s, STALL * bucket.overhead.value))
             bucket.rounds_since_plain += 1
 
     def _add_verify(self, bucket: _Bucket, k: int, seconds: float, count: int = 1) -> None:
-        bucket.verify.setdefault(k, _Mean()).add(seconds, count)
-        bucket.verify_scale.add(seconds / self._target.seconds(k + 1))
+        shape = bucket.verify.setdefault(k, _Mean(1.0, SHAPE_TRUST, SHAPE_MEMORY))
+        # One stall may not shift what many passes have shown; a machine that stays slow is believed in a few.
+        expected = self._target.seconds(k + 1) * bucket.speed.value * shape.value
+        seconds = min(seconds, STALL * expected)
+        bucket.speed.add(bucket.speed.value * seconds / expected, count)
+        shape.add(seconds / (self._target.seconds(k + 1) * bucket.speed.value), count)
+        bucket.normalise()
 
-    def _draft_prior(self, source: str, k: int) -> float:
+    def _draft_table(self, source: str, k: int) -> float:
         if source == "ngram" or self._draft is None:
             return 0.0
         # The first pass takes in what the last round committed as well: about two tokens.
