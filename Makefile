@@ -4,6 +4,7 @@ SPEC ?= build/profiles/demo.yaml
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+export PROMPT
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .PHONY: demo test lint format engines repo serve request load bench stop clean venv
@@ -33,7 +34,7 @@ serve: engines
 	@$(BIN)/specdec serve --spec $(SPEC)
 
 request: venv
-	@$(BIN)/specdec request --spec $(SPEC) --chat "$(PROMPT)"
+	@$(BIN)/specdec request --spec $(SPEC) --chat -- "$$PROMPT"
 
 load: venv
 	@$(BIN)/specdec load --spec $(SPEC)

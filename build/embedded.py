@@ -118,6 +118,10 @@ def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, 
         if shares_embedding:
             embedding = CheckpointReader(target_folder)("model.embed_tokens.weight")
         head_ids = _frequent_tokens(folder, head_tokens, config) if head_tokens else None
+        target_vocab = ModelConfig.read(target_folder).vocab_size
+        if head_ids is None and config.vocab_size > target_vocab:
+            # A draft padded further than its target must not propose what the target has no logit for.
+            head_ids = list(range(target_vocab))
         save_weights(temporary, fused_tensors(config, reader, embedding, head_ids), spec.dtype)
         shutil.copy(folder / "config.json", temporary / "config.json")
         for path in tokenizer_files:

@@ -5,8 +5,13 @@ Usage: python build/environment.py .venv
 
 from __future__ import annotations
 
+import ctypes.util
+import importlib.util
+import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -21,6 +26,10 @@ def main() -> int:
     version = sys.version_info[:2]
     if not OLDEST <= version <= NEWEST:
         print(f"error: Python {version[0]}.{version[1]} is not supported; use 3.10 to 3.12: make PYTHON=python3.11 ...")
+        return 1
+    missing = missing_packages()
+    if missing and not install_packages(missing):
+        print(f"error: this Python needs {' and '.join(missing)}: apt-get install {' '.join(missing)}")
         return 1
     started = time.monotonic()
     print(f"  Python {sys.version.split()[0]}, environment {folder}")
@@ -37,6 +46,30 @@ def main() -> int:
         return 1
     print(f"  installed in {time.monotonic() - started:.0f} s")
     return 0
+
+
+def missing_packages() -> list[str]:
+    """Debian packages that this Python lacks: its venv module, and the shared library that Triton's stub embeds."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    missing = []
+    if importlib.util.find_spec("ensurepip") is None:
+        missing.append(f"python{version}-venv")
+    folders = [folder for folder in (sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib") if folder]
+    shared = any(next(Path(folder).glob(f"libpython{version}.so*"), None) for folder in folders)
+    if not shared and ctypes.util.find_library(f"python{version}") is None:
+        missing.append(f"libpython{version}")
+    return missing
+
+
+def install_packages(packages: list[str]) -> bool:
+    """As root on Debian or Ubuntu (a container, CI): install them. Anybody else is told what to do."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return False
+    print(f"  installing Debian packages: {' '.join(packages)}", flush=True)
+    for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", *packages]):
+        if subprocess.run(command, capture_output=True).returncode != 0:
+            return False
+    return True
 
 
 def _with_progress(command: list[str]) -> subprocess.CompletedProcess[str]:

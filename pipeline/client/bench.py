@@ -15,13 +15,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pipeline.client.bench_local import plain_over_transformers, served_over_local
+from pipeline.client.bench_local import WARM_UP, plain_over_transformers, served_over_local
 from pipeline.client.bench_served import FIXED_K, ServedBench, ServedResult
 from pipeline.client.prompts import BUILT_IN, REPETITIVE, Prompt, load_prompts
 from pipeline.client.serve import running_server
 from pipeline.client.terminal import print_table
 from pipeline.client.triton_client import SpecDecodeClient
-from pipeline.engine.manifest import Manifest
+from pipeline.engine.fit import read_engine_manifest
 from pipeline.errors import SpecError
 from pipeline.serving.ports import FREE_PORTS
 from pipeline.spec import ROOT, DeploymentSpec
@@ -50,14 +50,14 @@ def run_bench(
         prompts = _per_kind(prompts, QUICK_PER_KIND)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     target_dir = spec.engine_dir("target")
-    manifest = Manifest.read(target_dir)
+    manifest = read_engine_manifest(spec, "target")
     mixed = _per_kind(prompts, 1)[:LOCAL_PROMPTS]
     with running_server(spec, console, FREE_PORTS) as server, SpecDecodeClient(server.grpc_address) as client:
         bench = ServedBench(client, Tokenizer.load(target_dir), manifest.end_id, max_tokens)
         results = []
         with Progress(*columns, console=console) as progress:
             task = progress.add_task("served", total=len(prompts))
-            bench.measure(Prompt("warm-up", "Say hello to the world and count to ten."), 0, ())
+            bench.measure(WARM_UP, 0, ())
             for order, prompt in enumerate(prompts):
                 progress.update(task, description=f"served: {prompt.kind}")
                 results.append(bench.measure(prompt, order, () if quick else FIXED_K))
@@ -71,9 +71,7 @@ def run_bench(
     reference: dict[str, list[float]] = {}
     if not quick:
         with console.status("transformers") as status:
-            reference = plain_over_transformers(
-                spec, _model_folder(spec), [mixed[0], *mixed], REFERENCE_TOKENS, status.update
-            )
+            reference = plain_over_transformers(spec, _model_folder(spec), mixed, REFERENCE_TOKENS, status.update)
     report = _report(spec, results, served_ratios, reference, max_tokens)
     _print(console, report, results)
     if json_file is not None:

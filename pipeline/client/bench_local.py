@@ -17,6 +17,7 @@ from pipeline.orchestrator.request import GenerationRequest
 from pipeline.spec import DeploymentSpec
 from pipeline.text.tokenizer import Tokenizer
 
+WARM_UP = Prompt("warm-up", "Say hello to the world and count to ten.")
 OVERHEAD_K = 3  # the same work in both: the controller would answer timing with other K
 
 
@@ -25,7 +26,8 @@ def plain_over_transformers(
 ) -> dict[str, list[float]]:
     """Tokens per second of our plain decoding over `generate` of transformers on the same weights, greedy.
 
-    Interleaved prompt by prompt, prompt included, each prompt once.
+    Interleaved prompt by prompt, who goes first alternates; prompt included, each prompt once. The system prompt of
+    the chat template is in our prefix index after the first one.
 
     Args:
         model_folder: the Hugging Face folder that the target was built from.
@@ -47,7 +49,7 @@ def plain_over_transformers(
     own = load_step_model(spec.engine_dir("target"), spec.target.threads)
     ratios: dict[str, list[float]] = {name: [] for name in references}
     try:
-        for number, prompt in enumerate(prompts):
+        for number, prompt in enumerate([WARM_UP, *prompts]):
             text = tokenizer.apply_chat_template(prompt.text)
             ids = tokenizer.encode(text, add_special_tokens=False)
             tick(f"plain decoding and transformers: {prompt.kind}")
@@ -76,9 +78,11 @@ def plain_over_transformers(
                 for model in references.values():
                     run_reference(model)
                 continue
-            own_speed = run_own()
-            for name, model in references.items():
-                ratios[name].append(own_speed / run_reference(model))
+            own_speed = run_own() if number % 2 else 0.0
+            speeds = {name: run_reference(model) for name, model in references.items()}
+            own_speed = own_speed or run_own()
+            for name, speed in speeds.items():
+                ratios[name].append(own_speed / speed)
     finally:
         own.close()
     return ratios

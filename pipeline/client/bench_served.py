@@ -63,7 +63,6 @@ class ServedBench:
         tokenizer: the target's.
         end_id: the token that ends an answer.
         max_tokens: tokens per answer at most.
-        limit: longest prompt and answer, in tokens.
     """
 
     def __init__(self, client: SpecDecodeClient, tokenizer: Tokenizer, end_id: int | None, max_tokens: int) -> None:

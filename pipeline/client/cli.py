@@ -1,4 +1,4 @@
-"""The `specdec` command. Every subcommand does one thing and lives in a file of its own."""
+"""The `specdec` command: options in, one call of the file that does the work, exit status out."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ DraftTokensOption = Annotated[
     int | None, typer.Option("-k", "--num-draft-tokens", help="0: plain decoding, n: fixed K, absent: controller")
 ]
 RuleOption = Annotated[str, typer.Option("--rule", help="acceptance rule: auto, block, token or match")]
+PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one; absent: the spec's")]
 StatsOption = Annotated[bool, typer.Option("--stats/--no-stats", help="a line of statistics after the answer")]
 
 
@@ -65,9 +66,9 @@ def repo(spec: SpecOption = DEFAULT_SPEC) -> None:
 @app.command()
 def serve(
     spec: SpecOption = DEFAULT_SPEC,
-    http_port: Annotated[int | None, typer.Option(help="0 takes a free one")] = None,
-    grpc_port: Annotated[int | None, typer.Option(help="0 takes a free one")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="0 takes a free one")] = None,
+    http_port: PortOption = None,
+    grpc_port: PortOption = None,
+    metrics_port: PortOption = None,
 ) -> None:
     """Serve a spec in the foreground; SIGINT or SIGTERM stops it."""
 

@@ -6,13 +6,16 @@ import csv
 import json
 import statistics
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 
-from pipeline.client.prompts import load_prompts
+from pipeline.client.prompts import Prompt, load_prompts
 from pipeline.client.terminal import print_table
+from pipeline.client.triton_client import SpecDecodeClient
 from pipeline.errors import ServerError
+from pipeline.orchestrator.request import GenerationRequest
 from pipeline.serving.contract import SPEC_DECODE_MODEL, TARGET_MODEL
 from pipeline.serving.triton_install import find_perf_analyzer
 from pipeline.spec import ROOT, DeploymentSpec
@@ -49,23 +52,37 @@ def run_load(
     Raises:
         ServerError: perf_analyzer failed; its words are in the message.
     """
+    prompts = load_prompts()[:requests]
+    with (
+        console.status("bringing the prompts into the caches of both modes"),
+        SpecDecodeClient(address) as client,
+    ):
+        for prompt in prompts:
+            list(client.generate(GenerationRequest(prompt.text, 1, stream=True)))
     results = []
     for mode, k in (("plain (K = 0)", 0), ("adaptive K", None)):
         with console.status(f"perf_analyzer: {mode}, concurrency {concurrency}, {requests} requests"):
-            results.append(_run(spec, address, concurrency, requests, max_tokens, mode, k))
+            results.append(_run(spec, address, concurrency, requests, max_tokens, mode, k, prompts))
     title = f"perf_analyzer, concurrency {concurrency}, {requests} requests of {max_tokens} tokens"
     print_table(console, title, COLUMNS, [result.row() for result in results])
     return results
 
 
 def _run(
-    spec: DeploymentSpec, address: str, concurrency: int, requests: int, max_tokens: int, mode: str, k: int | None
+    spec: DeploymentSpec,
+    address: str,
+    concurrency: int,
+    requests: int,
+    max_tokens: int,
+    mode: str,
+    k: int | None,
+    prompts: Sequence[Prompt],
 ) -> LoadResult:
     folder = ROOT / "runs" / spec.name / "load"
     folder.mkdir(parents=True, exist_ok=True)
     data, table, profile = folder / "prompts.json", folder / "perf.csv", folder / "profile.json"
     entries = []
-    for prompt in load_prompts():
+    for prompt in prompts:
         entry: dict[str, list[object]] = {
             "text_input": [prompt.text],
             "max_tokens": [max_tokens],

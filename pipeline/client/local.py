@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pipeline.engine.embedded import load_step_model
-from pipeline.engine.manifest import Manifest
+from pipeline.engine.fit import read_engine_manifest
 from pipeline.engine.step import StepModel
 from pipeline.orchestrator.loop import Orchestrator
 from pipeline.orchestrator.setup import make_orchestrator
@@ -24,17 +24,16 @@ def local_orchestrator(spec: DeploymentSpec) -> Iterator[Orchestrator]:
     spec.require_available_engine()
     models: list[StepModel] = []
     try:
-        target_dir, draft_dir = spec.engine_dir("target"), spec.engine_dir("draft")
-        target = load_step_model(target_dir, spec.target.threads)
+        target_manifest = read_engine_manifest(spec, "target")
+        draft_manifest = read_engine_manifest(spec, "draft") if spec.draft.uses_model else None
+        target = load_step_model(spec.engine_dir("target"), spec.target.threads)
         models.append(target)
-        draft, draft_manifest = None, None
-        if spec.draft.uses_model:
-            draft = load_step_model(draft_dir, spec.draft.threads)
+        draft = None
+        if draft_manifest is not None:
+            draft = load_step_model(spec.engine_dir("draft"), spec.draft.threads)
             models.append(draft)
-            draft_manifest = Manifest.read(draft_dir)
-        yield make_orchestrator(
-            spec, Tokenizer.load(target_dir), target, Manifest.read(target_dir), draft, draft_manifest
-        )
+        tokenizer = Tokenizer.load(spec.engine_dir("target"))
+        yield make_orchestrator(spec, tokenizer, target, target_manifest, draft, draft_manifest)
     finally:
         for model in models:
             model.close()

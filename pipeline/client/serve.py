@@ -13,11 +13,12 @@ from types import FrameType
 import psutil
 from rich.console import Console
 
-from pipeline.engine.manifest import Manifest
+from pipeline.engine.fit import ROLES, read_engine_manifest
 from pipeline.errors import ServerError
 from pipeline.serving.repository import render_repository
 from pipeline.serving.server import ServerOptions, StartProgress, TritonServer
 from pipeline.serving.server_lock import read_record
+from pipeline.serving.shared_memory import SERVER_NAME
 from pipeline.spec import ROOT, DeploymentSpec, PortsSpec
 
 _STOP_WAIT_S = 30.0
@@ -37,8 +38,8 @@ def running_server(spec: DeploymentSpec, console: Console, ports: PortsSpec | No
         ServerError: the server cannot start.
     """
     spec.require_available_engine()
-    for role in ("target", "draft") if spec.draft.uses_model else ("target",):
-        Manifest.read(spec.engine_dir(role))
+    for role in ROLES if spec.draft.uses_model else ROLES[:1]:
+        read_engine_manifest(spec, role)
     repository = render_repository(spec, repository_dir(spec))
     options = ServerOptions(
         ports=spec.ports if ports is None else ports,
@@ -46,38 +47,27 @@ def running_server(spec: DeploymentSpec, console: Console, ports: PortsSpec | No
         log_path=repository.parent / "server.log",
     )
     server = TritonServer(repository, spec.engines_dir, options)
-    with console.status("starting Triton") as status:
-
-        def show(progress: StartProgress) -> None:
-            loaded = ", ".join(progress.loaded) or "none yet"
-            status.update(f"starting Triton: {progress.elapsed_s:.0f} s, models loaded: {loaded}")
-
-        server.start()
+    with _signals_interrupt():
         try:
-            server.wait_ready(progress=show)
-            status.update("waiting for the first inference")
-            server.wait_inference()
-        except BaseException:
-            server.stop()
-            raise
-    try:
-        yield server
-    finally:
-        with console.status("stopping Triton"):
-            server.stop()
+            with console.status("starting Triton") as status:
+
+                def show(progress: StartProgress) -> None:
+                    loaded = ", ".join(progress.loaded) or "none yet"
+                    status.update(f"starting Triton: {progress.elapsed_s:.0f} s, models loaded: {loaded}")
+
+                server.start()
+                server.wait_ready(progress=show)
+                status.update("waiting for the first inference")
+                # Three tokens with K = 1: the draft's process is tried as well.
+                server.wait_inference(max_tokens=3, num_draft_tokens=1)
+            yield server
+        finally:
+            with console.status("stopping Triton"):
+                server.stop()
 
 
 def serve(spec: DeploymentSpec, console: Console, ports: PortsSpec) -> int:
-    """Serve until SIGINT or SIGTERM. Returns the exit status."""
-    asked = False
-
-    def end(signum: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if not asked:  # a second signal must not interrupt the clean-up
-            asked = True
-            raise KeyboardInterrupt
-
-    previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Serve until SIGINT, SIGTERM or SIGHUP. Returns the exit status."""
     try:
         started = time.monotonic()
         with running_server(spec, console, ports) as server:
@@ -94,17 +84,41 @@ def serve(spec: DeploymentSpec, console: Console, ports: PortsSpec) -> int:
                 raise ServerError(f"Triton ended by itself: {server.log.failure()} (log: {server.log.path})")
     except KeyboardInterrupt:
         pass
+    console.print("stopped")
+    return 0
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Turn the first signal that asks for the end into KeyboardInterrupt, so that servers are stopped on the way."""
+    asked = False
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if not asked:  # a second signal must not interrupt the clean-up
+            asked = True
+            raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    console.print("stopped")
-    return 0
+
+
+def _is_server(pid: int) -> bool:
+    """The record may have outlived its server, and the number may be another process's by now."""
+    try:
+        return psutil.Process(pid).name() == SERVER_NAME
+    except psutil.NoSuchProcess:
+        return False
 
 
 def stop(spec: DeploymentSpec, console: Console) -> int:
     """Stop the server of a spec, whoever started it. Returns the exit status."""
     record = read_record(spec.engines_dir)
-    if record is None or not psutil.pid_exists(record.pid):
+    if record is None or not _is_server(record.pid):
         console.print(f"no server of {spec.name} is running")
         return 0
     os.kill(record.pid, signal.SIGINT)

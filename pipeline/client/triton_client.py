@@ -75,7 +75,8 @@ class SpecDecodeClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # Without cancelling, the stream waits for what a hung server will never send.
+        self.close(cancel=kind is not None)
 
     def close(self, *, cancel: bool = False) -> None:
         """End the stream; `cancel` also ends a request that runs."""

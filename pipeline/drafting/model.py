@@ -9,8 +9,8 @@ import numpy as np
 from pipeline.drafting.base import Draft, DraftContext, Drafter, DraftSession, Offer
 from pipeline.engine.manifest import Manifest
 from pipeline.engine.step import FloatArray, StepModel, StepRequest
+from pipeline.engine.waiting import wait_for
 from pipeline.errors import StepError
-from pipeline.orchestrator.waiting import wait_for
 from pipeline.sampling.params import GREEDY, SamplingParams
 from pipeline.sampling.random import call_seed
 

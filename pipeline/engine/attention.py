@@ -42,6 +42,7 @@ class PagedAttention:
 
     @staticmethod
     def bytes_needed(layers: int, slots: int, kv_heads: int, head_dim: int) -> int:
+        """Size of the pool: keys and values in float32."""
         return 2 * 4 * layers * slots * kv_heads * head_dim
 
     def copy_block(self, source: int, destination: int, tokens: int, tokens_per_block: int) -> None:

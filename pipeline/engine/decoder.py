@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import psutil
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -52,6 +53,13 @@ class Decoder:
     ) -> None:
         self.config = config
         self.row_multiple = 1
+        needed = PagedAttention.bytes_needed(config.num_layers, kv_slots, config.num_kv_heads, config.head_dim)
+        available = psutil.virtual_memory().available
+        if needed > available:
+            raise EngineError(
+                f"a KV pool of {kv_slots} tokens needs {needed / 1e9:.1f} GB, {available / 1e9:.1f} GB of memory are "
+                "available; lower kv_blocks"
+            )
         self.attention = PagedAttention(
             config.num_layers, kv_slots, config.num_kv_heads, config.head_dim, token_by_token=deterministic
         )

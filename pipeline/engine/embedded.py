@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -112,19 +113,29 @@ class EmbeddedStepModel(StepModel):
 
     def _run(self) -> None:
         # grad mode is per thread
-        with torch.inference_mode():
-            while True:
-                try:
-                    action = self._inbox.get(block=not self._scheduler.busy)
-                except queue.Empty:
-                    self._scheduler.step()
-                    continue
-                if action is None:
-                    break
-                action()
-        self._drain()
+        reason = "the engine was closed"
+        try:
+            with torch.inference_mode():
+                self._loop()
+        except Exception as error:
+            traceback.print_exc()
+            reason = f"the engine stopped: {type(error).__name__}: {error}"
+        with self._lock:
+            self._closed = True
+        self._drain(StepError(reason))
 
-    def _drain(self) -> None:
+    def _loop(self) -> None:
+        while True:
+            try:
+                action = self._inbox.get(block=not self._scheduler.busy)
+            except queue.Empty:
+                self._scheduler.step()
+                continue
+            if action is None:
+                return
+            action()
+
+    def _drain(self, error: StepError) -> None:
         """After the end: nobody who was accepted may wait for ever."""
         while True:
             try:
@@ -133,7 +144,7 @@ class EmbeddedStepModel(StepModel):
                 break
             if action is not None:
                 action()
-        self._scheduler.fail_all(StepError("the engine was closed"))
+        self._scheduler.fail_all(error)
 
 
 def load_step_model(folder: Path, threads: int = 0) -> EmbeddedStepModel:

@@ -24,7 +24,7 @@ class KvCache:
         copy_block: copies the first tokens of one block's KV to another (copy on write).
         takeover_loss: an idle partial block is taken over without a copy if at most this many of its tokens
             are lost by it. 0 never costs another sequence anything; a draft engine, whose last indexed tokens
-            are often rejected, uses its draft length.
+            are often rejected, allows a whole block.
     """
 
     def __init__(self, num_blocks: int, tokens_per_block: int, copy_block: CopyBlock, takeover_loss: int = 0) -> None:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 from pipeline.drafting.base import Draft, DraftContext, Drafter, DraftSession, Offer
-from pipeline.errors import CancelledError, InvalidRequestError, SpecDecodeError
+from pipeline.errors import CancelledError, SpecDecodeError
 from pipeline.orchestrator.admission import Admission
 from pipeline.orchestrator.answer import CANCELLED, Committed
 from pipeline.orchestrator.controllers.base import ControllerFactory, Decision, Observation, RoundTimes
@@ -88,7 +88,7 @@ class Orchestrator:
             # Round 0 is plain: speculation must not cost time to first token.
             decision = Decision.plain(1, "first_token") if index == 0 else self._decide(run, session)
             draft, draft_s = self._draft(run, session, decision, index)
-            verdict, draft, verify_s = self._verify(run, target, tuple(history), draft, decision, index)
+            verdict, verify_s = self._verify(target, tuple(history), draft, decision, index)
             committed = answer.commit(verdict.tokens, verdict.accepted, verdict.ended)
             history.extend(committed.token_ids)
             session.extend(committed.token_ids)
@@ -137,23 +137,16 @@ class Orchestrator:
         run.lost_draft()
 
     def _verify(
-        self,
-        run: Run,
-        target: TargetContext,
-        history: tuple[int, ...],
-        draft: Draft | None,
-        decision: Decision,
-        index: int,
-    ) -> tuple[Verdict, Draft | None, float]:
+        self, target: TargetContext, history: tuple[int, ...], draft: Draft | None, decision: Decision, index: int
+    ) -> tuple[Verdict, float]:
         started = time.perf_counter()
-        if draft is not None:
-            try:
-                return self._verifier.verify(target, history, draft, index), draft, time.perf_counter() - started
-            except InvalidRequestError:
-                # Round 0 took everything else of this call: it is the draft that the target refuses.
-                self._draft_failed(run)
-        verdict = self._verifier.decode(target, history, max(decision.burst, 1), index)
-        return verdict, None, time.perf_counter() - started
+        if draft is None:
+            verdict = self._verifier.decode(target, history, max(decision.burst, 1), index)
+        else:
+            # A draft that the target refuses fails the request: decoding plainly instead would withhold a proposal
+            # because of what it is, and the text would no longer follow p.
+            verdict = self._verifier.verify(target, history, draft, index)
+        return verdict, time.perf_counter() - started
 
     def _account(
         self,

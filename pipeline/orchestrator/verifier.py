@@ -7,8 +7,8 @@ from typing import Protocol
 
 from pipeline.drafting.base import Draft
 from pipeline.engine.step import KvUse, StepModel, StepRequest, StepResult
+from pipeline.engine.waiting import wait_for
 from pipeline.errors import StepError
-from pipeline.orchestrator.waiting import wait_for
 from pipeline.sampling.params import SamplingParams
 from pipeline.sampling.random import call_seed
 

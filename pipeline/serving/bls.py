@@ -69,6 +69,8 @@ class BlsStepModel(StepModel):
             self._pool.submit(lambda: self._run(request, future))
         except SpecDecodeError as error:
             future.set_exception(error)
+        except RuntimeError as error:  # no thread to be had
+            future.set_exception(StepError(f"model {self._name}: {error}"))
         return future
 
     def stop(self, request_id: str) -> None:
@@ -126,8 +128,10 @@ class BlsStepModel(StepModel):
             if self._pool.closed:
                 raise StepError(f"model {self._name} is closed")
             outcome = self.execute(request)
-        except BaseException as error:
+        except SpecDecodeError as error:
             outcome = error
+        except Exception as error:
+            outcome = StepError(f"model {self._name}: {type(error).__name__}: {error}")
         finally:
             del self._inside[id(future)]
         with suppress(InvalidStateError):  # cancelled meanwhile

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -112,7 +113,8 @@ class Answer:
             except Exception as error:
                 # Without a FINAL flag the client would wait for ever.
                 self._utils.Logger.log_error(f"a final response could not be sent: {error}")
-                self._sender.send(flags=flag)
+                with suppress(Exception):  # a sender that counts itself closed refuses
+                    self._sender.send(flags=flag)
 
 
 class OrchestratorServer:

@@ -178,7 +178,9 @@ class TritonServer:
         if progress is not None:
             progress(StartProgress(time.monotonic() - self._started, self._models, self._models))
 
-    def wait_inference(self, timeout_s: float = 60.0, prompt: str = "Hello", max_tokens: int = 1) -> float:
+    def wait_inference(
+        self, timeout_s: float = 60.0, prompt: str = "Hello", max_tokens: int = 1, num_draft_tokens: int | None = None
+    ) -> float:
         """Run one real request: Triton's own readiness stays "ready" when a model's process has died.
 
         Returns:
@@ -188,7 +190,10 @@ class TritonServer:
             ServerError: no answer in time, or an error instead of an answer.
         """
         started = time.monotonic()
-        body = json.dumps({"text_input": prompt, "max_tokens": max_tokens}).encode()
+        wanted: dict[str, str | int] = {"text_input": prompt, "max_tokens": max_tokens}
+        if num_draft_tokens is not None:
+            wanted["num_draft_tokens"] = num_draft_tokens
+        body = json.dumps(wanted).encode()
         url = f"http://{self.http_address}/v2/models/{SPEC_DECODE_MODEL}/generate"
         try:
             with urllib.request.urlopen(urllib.request.Request(url, body), timeout=timeout_s) as response:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,8 @@ class StepServer:
         except Exception as error:
             # Without a FINAL flag the caller would wait for ever.
             utils.Logger.log_error(f"a response could not be sent: {error}")
-            sender.send(flags=final)
+            with suppress(Exception):  # a sender that counts itself closed refuses
+                sender.send(flags=final)
         finally:
             with self._all_answered:
                 self._open -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
 
@@ -36,7 +37,7 @@ class WorkerPool:
         self._closed = False
 
     def submit(self, job: Job) -> None:
-        """Queue a job, which must not raise.
+        """Queue a job; what it raises is logged.
 
         Raises:
             OverloadedError: as many are waiting as may, or the pool is closed.
@@ -88,6 +89,11 @@ class WorkerPool:
                         self._wake.notify()
                     return
                 job = self._jobs.popleft()
-            job()
-            with self._wake:
-                self._unfinished -= 1
+            try:
+                job()
+            except Exception:
+                # A thread that died of one job would be missing to all others.
+                traceback.print_exc()
+            finally:
+                with self._wake:
+                    self._unfinished -= 1

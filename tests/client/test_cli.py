@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,42 @@ def test_generate_decodes_in_process() -> None:
 
 @pytest.mark.demo
 @pytest.mark.served
+def test_the_demo_runs_and_leaves_nothing(demo_copy: Path) -> None:
+    """`specdec demo` on a copy of the engines: a streamed answer, the table, texts equal, status 0."""
+    done = specdec("demo", "--spec", str(demo_copy), timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Amazon" in done.stdout and "speedup" in done.stdout and "NO (" not in done.stdout
+    assert "stopped;" in done.stdout
+
+
+@pytest.fixture
+def demo_copy(tmp_path: Path) -> Iterator[Path]:
+    """A spec with a name of its own on the demo's engine files: another test's server holds the demo's lock."""
+    name = f"copy-{os.getpid()}"
+    engines = ROOT / "engines" / name
+    spec = tmp_path / "copy.yaml"
+    spec.write_text(re.sub(r"^name: demo", f"name: {name}", DEFAULT_SPEC.read_text(), flags=re.M))
+    shutil.copytree(ROOT / "engines" / "demo", engines, ignore=shutil.ignore_patterns(".*"), copy_function=os.link)
+    yield spec
+    shutil.rmtree(engines, ignore_errors=True)
+    shutil.rmtree(ROOT / "runs" / name, ignore_errors=True)
+
+
+@pytest.mark.demo
+def test_a_changed_spec_is_told_from_its_engine(demo_copy: Path) -> None:
+    """Engines of an older spec are not served as if they were of the new one."""
+    demo_copy.write_text(demo_copy.read_text().replace("max_draft_len: 11", "max_draft_len: 5"))
+    error = one_line_error(specdec("serve", "--spec", str(demo_copy)))
+    assert "limits.max_draft_len is 5, was 11" in error and "make engines" in error
+
+
+def test_a_port_out_of_range() -> None:
+    done = specdec("serve", "--http-port", "99999")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+@pytest.mark.demo
+@pytest.mark.served
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_serve_says_when_an_inference_has_passed_and_stops_cleanly(number: signal.Signals, tmp_path: Path) -> None:
     """As a user: serve, ask, a second server and a port in use are refused, a signal ends it with status 0."""
@@ -138,6 +175,9 @@ def test_serve_says_when_an_inference_has_passed_and_stops_cleanly(number: signa
         asked = specdec("request", "Hello", "--spec", str(spec), "--max-tokens", "4")
         assert asked.returncode == 0
         assert "4 tokens" in asked.stdout
+        loaded = specdec("load", "--spec", str(spec), "--requests", "2", "--concurrency", "1", "--max-tokens", "4")
+        assert loaded.returncode == 0, loaded.stderr
+        assert "plain (K = 0)" in loaded.stdout and "adaptive K" in loaded.stdout
         assert "are served already" in one_line_error(specdec("serve", "--spec", str(spec)))
         other = tmp_path / "other.yaml"
         other.write_text(DEFAULT_SPEC.read_text().replace("name: demo", f"name: {name}-b"))

@@ -63,7 +63,7 @@ def test_old_evidence_fades_at_every_position() -> None:
     for _ in range(100):
         table.add("model", 1, 1)
     first, second = rates(table, 2)
-    assert first > 0.9 and second == pytest.approx(0.5, abs=0.02)
+    assert first > 0.85 and second == pytest.approx(0.5, abs=0.05)
 
 
 def test_the_next_request_starts_with_what_others_saw() -> None:

@@ -12,10 +12,10 @@ from pipeline.drafting.hybrid import HybridDrafter
 from pipeline.drafting.model import ModelDrafter
 from pipeline.drafting.ngram import NgramDrafter
 from pipeline.engine.step import StepRequest, StepResult
+from pipeline.engine.waiting import abandoned_calls
 from pipeline.errors import InvalidRequestError, SpecDecodeError, StepError, StepTimeoutError
 from pipeline.orchestrator import draft_health
 from pipeline.orchestrator.draft_health import FIRST_PAUSE_S, LONGEST_PAUSE_S, DraftHealth
-from pipeline.orchestrator.waiting import abandoned_calls
 from pipeline.sampling.params import SamplingParams
 
 from .scripted import ScriptedDrafter, ScriptedModel, TargetScript, ask, make_manifest, make_rig, run
@@ -81,19 +81,17 @@ def test_a_draft_that_works_again_is_trusted_again(clock: SimpleNamespace) -> No
 
 
 def test_a_draft_that_the_target_refuses(clock: SimpleNamespace) -> None:
-    """A proposal from another vocabulary is the draft's failure, not the client's."""
-    follows = TargetScript(list(SCRIPT.encode()), 2)
+    """Decoding plainly instead would withhold the proposal and change the law: the request fails."""
 
     def answer(request: StepRequest) -> StepResult | Exception:
         if 300 in request.draft_ids:
             return InvalidRequestError("draft_input_ids", 300, "must be a token id in [0, 257)")
-        return follows(request)
+        return StepResult(tuple(SCRIPT.encode())[:1])
 
     draft = ScriptedModel(lambda request: StepResult((300,) * request.max_new_tokens))
     rig = make_rig(SCRIPT, drafter=ModelDrafter(draft, make_manifest(), 5.0), answer=answer)
-    outcome = run(rig)
-    assert outcome.text == SCRIPT[:20]
-    assert outcome.statistics.draft_failures == 1 and outcome.statistics.num_draft_tokens == 0
+    with pytest.raises(InvalidRequestError, match="draft_input_ids = 300"):
+        run(rig)
 
 
 @pytest.mark.parametrize("result", [StepResult(()), StepResult((65, 66))], ids=["no token", "no generation_logits"])

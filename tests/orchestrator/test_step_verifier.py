@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from pipeline.drafting.base import Draft
 from pipeline.engine.step import KvUse, StepResult
+from pipeline.engine.waiting import abandoned_calls, wait_for
 from pipeline.errors import StepError, StepTimeoutError
 from pipeline.orchestrator.verifier import StepVerifier, TargetContext, Verdict
-from pipeline.orchestrator.waiting import abandoned_calls, wait_for
 from pipeline.sampling.params import SamplingParams
 
 from .scripted import ScriptedModel

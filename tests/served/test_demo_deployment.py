@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.client.bench_served import ServedBench
+from pipeline.client.demo import TIE
+from pipeline.client.prompts import Prompt
 from pipeline.client.triton_client import Reply, SpecDecodeClient
 from pipeline.errors import StepError
 from pipeline.orchestrator.request import GenerationRequest
@@ -37,15 +40,17 @@ def http(server: TritonServer, body: dict[str, Any], model: str = "spec_decode",
 
 
 def test_greedy_text_is_the_same_for_every_k(client: SpecDecodeClient, tokenizer: Tokenizer) -> None:
-    """K = 0, 1, 2, 3, 5, 8 and the controller give the text of one direct call of the target."""
-    ids = tuple(tokenizer.encode(tokenizer.apply_chat_template(PROMPT), add_special_tokens=False))
-    plain = tokenizer.decode(client.decode_plain(ids, 32, tokenizer.eos_id))
-    for k in (0, 1, 2, 3, 5, 8, None):
-        text, last = ask(client, num_draft_tokens=k)
-        assert text == plain, f"K = {k}"
-        assert last.statistics is not None
-        if k:
-            assert last.statistics["num_draft_tokens"] > 0
+    """K = 0, 1, 2, 3, 5, 8 and the controller give the text of one direct call of the target.
+
+    The demo is not in deterministic mode, so that another row count may decide a tie: anything but a tie is a fault.
+    """
+    bench = ServedBench(client, tokenizer, tokenizer.eos_id, 32)
+    result = bench.measure(Prompt("json", PROMPT), 0, (0, 1, 2, 3, 5, 8))
+    assert result.plain_tokens > 8
+    assert all(found.margin < TIE for found in result.divergences), result.divergences
+    _, last = ask(client, num_draft_tokens=3)
+    assert last.statistics is not None
+    assert last.statistics["num_draft_tokens"] > last.statistics["num_accepted_draft_tokens"] > 0
 
 
 def test_rounds_reuse_the_kv_of_what_is_committed(client: SpecDecodeClient) -> None:
@@ -163,11 +168,12 @@ def test_unknown_model(demo_server: TritonServer) -> None:
     assert "no_such_model" in caught.value.read().decode()
 
 
-def test_cancel_frees_the_request(demo_server: TritonServer, demo_spec: DeploymentSpec) -> None:
-    """A client that leaves in the middle of a stream costs nobody anything: the next request is served."""
-    with SpecDecodeClient(demo_server.grpc_address, timeout_s=120) as leaving:
-        request = GenerationRequest("Count from one to three hundred:", 400, stream=True)
-        next(leaving.generate(request))
-        leaving.close(cancel=True)
-    with SpecDecodeClient(demo_server.grpc_address, timeout_s=120) as client:
+def test_cancelled_requests_free_their_places(demo_server: TritonServer, demo_spec: DeploymentSpec) -> None:
+    """More clients than there are places leave in the middle of 400 tokens; whoever comes next is served soon."""
+    for number in range(demo_spec.limits.max_requests + 4):
+        with SpecDecodeClient(demo_server.grpc_address, timeout_s=60) as leaving:
+            request = GenerationRequest(f"Count from {number} to three hundred:", 400, stream=True)
+            next(leaving.generate(request))
+            leaving.close(cancel=True)
+    with SpecDecodeClient(demo_server.grpc_address, timeout_s=20) as client:
         assert ask(client, max_tokens=4)[0]

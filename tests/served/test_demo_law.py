@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -58,7 +59,9 @@ def test_sampled_text_follows_the_law_of_the_target(demo_server: TritonServer, t
     """480 served texts of 4 tokens (K = 2) against the exact law; a law at another temperature is told apart."""
     sampling = SamplingParams(temperature=1.2, top_k=TOP_K)
     prompt = tuple(tokenizer.encode(PROMPT))
-    seeds = itertools.count(1)
+    seeds, lock = itertools.count(1), threading.Lock()
+
+    sums: Counter[str] = Counter()
 
     def worker(share: int) -> Counter[tuple[int, ...]]:
         counts: Counter[tuple[int, ...]] = Counter()
@@ -75,6 +78,11 @@ def test_sampled_text_follows_the_law_of_the_target(demo_server: TritonServer, t
                 )
                 replies = list(own.generate(request))
                 counts[tuple(token for reply in replies for token in reply.token_ids)] += 1
+                statistics = replies[-1].statistics
+                assert statistics is not None
+                for name in ("num_draft_tokens", "num_accepted_draft_tokens", "draft_failures"):
+                    with lock:
+                        sums[name] += statistics[name]
         return counts
 
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -82,6 +90,9 @@ def test_sampled_text_follows_the_law_of_the_target(demo_server: TritonServer, t
     with SpecDecodeClient(demo_server.grpc_address, timeout_s=120) as client:
         law = exact_law(client, prompt, 1.2)
         wrong = exact_law(client, prompt, 0.6)
+    # Plain decoding would pass, too: drafts must really have been kept and rejected.
+    assert 0 < sums["num_accepted_draft_tokens"] < sums["num_draft_tokens"]
+    assert sums["num_draft_tokens"] >= SAMPLES and sums["draft_failures"] == 0
     assert sum(law.values()) == pytest.approx(1.0, abs=1e-4)
     assert chi_square(counts, law) < CRITICAL
     assert chi_square(counts, wrong) > CRITICAL, "the test could not tell temperature 1.2 from 0.6"

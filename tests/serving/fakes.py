@@ -68,9 +68,13 @@ class Sender:
         self.done = threading.Event()
         self.misused = False
         self._fail_sends = fail_sends
+        self._closed = False
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         self.misused |= self.finals > 0
+        if self._closed:
+            raise RuntimeError("the response sender is closed")
+        self._closed = bool(flags)  # before anything is sent, as the real one does
         if self._fail_sends:
             self._fail_sends -= 1
             raise RuntimeError("scripted send failure")

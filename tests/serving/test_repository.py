@@ -59,7 +59,7 @@ def test_draft_without_a_model_is_not_rendered(tmp_path: Path, kind: str) -> Non
 
 
 def test_engine_without_a_rendering(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="TensorRT-LLM 1.2.1"):
+    with pytest.raises(EngineError, match=r"TensorRT-LLM 1\.2\.1"):
         render_repository(make_spec(engine="tensorrt_llm"), tmp_path)
 
 

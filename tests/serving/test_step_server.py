@@ -73,11 +73,15 @@ def test_errors_are_answers(server: StepServer, model: Model) -> None:
     assert error.code == "invalid"
 
 
-def test_a_response_that_cannot_be_sent_still_ends(server: StepServer, model: Model) -> None:
-    request = call("a", Sender(fail_sends=1))
-    server.execute([request])
-    model.futures["a"].set_result(StepResult((5,)))
-    assert request.sender.wait() == []
+def test_a_response_that_cannot_be_sent_harms_no_other(server: StepServer, model: Model) -> None:
+    """More failing sends than there are sending threads; the next call is still answered."""
+    failing = [call(f"f{number}", Sender(fail_sends=1)) for number in range(4)]
+    good = call("good")
+    server.execute([*failing, good])
+    for number in range(4):
+        model.futures[f"f{number}"].set_result(StepResult((5,)))
+    model.futures["good"].set_result(StepResult((5,)))
+    assert len(good.sender.wait()) == 1
 
 
 def test_cancelled_future(server: StepServer, model: Model) -> None:

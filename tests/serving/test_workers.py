@@ -77,3 +77,18 @@ def test_close_gives_back_what_waits() -> None:
     with pytest.raises(OverloadedError, match="stopping"):
         pool.submit(lambda: None)
     release.set()
+
+
+def test_a_raising_job_costs_no_thread() -> None:
+    """As many raising jobs as threads, then a good one."""
+    pool = WorkerPool("raising", 2)
+    done = threading.Event()
+
+    def fail() -> None:
+        raise RuntimeError("scripted")
+
+    for _ in range(4):
+        pool.submit(fail)
+    pool.submit(done.set)
+    assert done.wait(5)
+    pool.close()
