@@ -42,9 +42,7 @@ def run_demo(spec: DeploymentSpec, console: Console) -> int:
                 for order, kind in enumerate(KINDS):
                     status.update(f"comparing with plain decoding: {kind}")
                     results.append(bench.measure(prompts[kind], order, ()))
-            title = (
-                f"greedy, {MAX_TOKENS} tokens at most; plain is one direct call of the target, prompt cached for both"
-            )
+            title = f"greedy, {MAX_TOKENS} tokens at most; plain: one direct call of the target"
             print_table(console, title, COLUMNS, [_row(result) for result in results])
     console.print(f"stopped; {time.monotonic() - started:.0f} s in all. Next: make serve, then make request PROMPT=...")
     return int(any(found.margin > TIE for result in results for found in result.divergences))

@@ -87,19 +87,16 @@ def test_no_server_is_said_plainly() -> None:
 
 
 @pytest.mark.demo
-def test_a_truncated_engine_is_refused(tmp_path: Path) -> None:
-    """A copy of the demo target with half its weights: the hash check says which file."""
-    name = f"truncated-{os.getpid()}"
-    spec = tmp_path / "truncated.yaml"
-    spec.write_text(SPEC_TEXT.format(name=name))
-    engine = ROOT / "engines" / name / "target"
-    try:
-        shutil.copytree(ROOT / "engines" / "demo" / "target", engine)
-        os.truncate(engine / "weights.safetensors", 1 << 20)
-        error = one_line_error(specdec("generate", "hello", "--spec", str(spec)))
+def test_a_truncated_engine_is_refused(demo_copy: Path) -> None:
+    """A copy of the demo with the beginning of its weights: the hash check says which file."""
+    weights = next((ROOT / "engines").glob(f"copy-{os.getpid()}/target/weights.safetensors"))
+    with weights.open("rb") as stream:
+        beginning = stream.read(1 << 20)
+    weights.unlink()  # a hard link: the demo's own file must not be written
+    weights.write_bytes(beginning)
+    for command in (("generate", "hello"), ("serve", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")):
+        error = one_line_error(specdec(*command, "--spec", str(demo_copy)))
         assert "weights.safetensors is damaged (1048576 bytes" in error
-    finally:
-        shutil.rmtree(engine.parent, ignore_errors=True)
 
 
 @pytest.mark.demo
