@@ -19,7 +19,7 @@ import torch
 
 from pipeline import __version__
 from pipeline.engine.batch import PackedBatch, Row
-from pipeline.engine.decoder import Decoder
+from pipeline.engine.embedded import make_decoder
 from pipeline.engine.manifest import (
     MANIFEST_VERSION,
     Capabilities,
@@ -53,7 +53,6 @@ COST_SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)
 COST_CONTEXT = 256
 COST_REPEATS = 5
 CACHE_BYTES = 256 << 20
-ALL_THREADS = torch.get_num_threads()
 
 
 def build_engines(spec: DeploymentSpec, target_folder: Path, draft_folder: Path | None, report: Report) -> None:
@@ -96,7 +95,7 @@ def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, 
         generation_logits="log_law",
         log_probs=False,
         drops_drafts=False,
-        deterministic=spec.deterministic,
+        deterministic=True,
     )
     destination = spec.engine_dir(role)
     built_with = {
@@ -160,10 +159,7 @@ def measure_cost(folder: Path, config: ModelConfig, spec: DeploymentSpec, limits
 
     The least of several: what else the machine does while engines are built must not be taken for their cost.
     """
-    torch.set_num_threads(threads or ALL_THREADS)
-    decoder = Decoder(
-        config, load_weights(folder), spec.dtype, limits.max_seq_len, limits.kv_tokens, spec.deterministic
-    )
+    decoder = make_decoder(config, load_weights(folder), spec.dtype, limits, threads)
     context = min(COST_CONTEXT, limits.max_seq_len - max(COST_SIZES)) if limits.max_seq_len > 32 else 1
     table = PageTable(limits.tokens_per_block, list(range(limits.kv_blocks)), context)
     times: dict[int, list[float]] = {size: [] for size in COST_SIZES if context + size <= limits.max_seq_len}

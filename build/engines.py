@@ -14,7 +14,6 @@ from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from pipeline.engine.process import restart_with_compute_environment
 from pipeline.errors import EngineError, SpecDecodeError
 from pipeline.spec import DEFAULT_SPEC, ROOT, DeploymentSpec
 
@@ -79,5 +78,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    restart_with_compute_environment()  # costs are measured as the server will run
     sys.exit(main())

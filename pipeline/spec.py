@@ -99,7 +99,6 @@ class DeploymentSpec(_Strict):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     engine: Literal["embedded", "tensorrt_llm"] = "embedded"
     dtype: Literal["float16", "float32"] = "float16"
-    deterministic: bool = False
     tokens_per_block: int = Field(32, ge=1, le=512)
     target: TargetSpec
     draft: DraftSpec

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pipeline.engine.batch import PackedBatch, Row
-from pipeline.engine.decoder import Decoder
-from pipeline.engine.embedded import EmbeddedStepModel
+from pipeline.engine.compiled.decoder import CompiledDecoder
+from pipeline.engine.embedded import EmbeddedStepModel, make_decoder
 from pipeline.engine.manifest import Capabilities, CostTable, Limits, Manifest
 from pipeline.engine.model_config import ModelConfig
 from pipeline.kv_cache.page_table import PageTable
@@ -114,7 +114,6 @@ class Setting:
         controller: fields of the controller spec.
         vocab: tokens, the end token included.
         noise: of the draft's weights.
-        deterministic: bits do not depend on batch neighbours.
     """
 
     kind: Literal["hybrid", "model", "ngram", "none"] = "model"
@@ -125,7 +124,6 @@ class Setting:
     seed: int = 3
     sharpness: float = 1.0
     noise: float = 0.05
-    deterministic: bool = False
     max_seq_len: int = 160
     kv_blocks: int = 64
     draft_kv_blocks: int | None = None  # None: as many
@@ -173,7 +171,6 @@ def deploy(setting: Setting, engine: type[EmbeddedStepModel] = EmbeddedStepModel
         {
             "name": "t",
             "dtype": "float32",
-            "deterministic": setting.deterministic,
             "tokens_per_block": 4,
             "target": {"model": "t", "kv_blocks": setting.kv_blocks},
             "draft": {
@@ -198,7 +195,7 @@ def deploy(setting: Setting, engine: type[EmbeddedStepModel] = EmbeddedStepModel
     try:
         for role, tensors in models.items():
             limits = manifests[role].limits
-            decoder = Decoder(config, tensors, "float32", limits.max_seq_len, limits.kv_tokens, setting.deterministic)
+            decoder = make_decoder(config, tensors, "float32", limits)
             loss = 0 if role == "target" else limits.tokens_per_block
             engines[role] = engine(decoder, limits, PREFERENCE, loss)
         orchestrator = make_orchestrator(
@@ -223,7 +220,7 @@ def exact_text(setting: Setting, prompt: str, max_tokens: int) -> tuple[str, str
     """
     config = make_config(setting.vocab, setting.hidden, setting.layers)
     weights = random_weights(config, setting.seed, setting.sharpness)
-    decoder = Decoder(config, weights, "float32", setting.max_seq_len, setting.max_seq_len)
+    decoder = CompiledDecoder(config, weights, "float32", setting.max_seq_len, setting.max_seq_len, 1)
     tokenizer = LetterTokenizer(setting.vocab)
     ids, answer = tokenizer.encode(prompt), list[int]()
     while len(answer) < max_tokens:
@@ -264,7 +261,7 @@ def _manifest(role: str, setting: Setting) -> Manifest:
                 generation_logits="log_law",
                 log_probs=False,
                 drops_drafts=False,
-                deterministic=setting.deterministic,
+                deterministic=True,
             ),
             "cost": CostTable(context_tokens=1, seconds_by_tokens={1: 0.001, 2: 0.0011, 9: 0.0015}),
             "built_with": {},

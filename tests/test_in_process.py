@@ -105,7 +105,7 @@ def test_company_changes_nothing(controller: tuple[tuple[str, Any], ...], kv_blo
     """Requests of ragged lengths and acceptance, some cancelled, in threads: each has its solo text; the cache is
     sound afterwards, also where it is too small for all."""
     work = list(requests(36))
-    setting = Setting("hybrid", controller, deterministic=True, kv_blocks=kv_blocks, max_requests=12)
+    setting = Setting("hybrid", controller, kv_blocks=kv_blocks, max_requests=12)
     solo = [plain(prompt, max_tokens) for prompt, max_tokens in work]
 
     def answer(item: tuple[int, tuple[str, int]]) -> tuple[str, str | None]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from pipeline.drafting import model as model_draft
 from pipeline.engine import scheduler
 from pipeline.engine.batch import PackedBatch, Row
-from pipeline.engine.decoder import Decoder
+from pipeline.engine.compiled.decoder import CompiledDecoder
 from pipeline.kv_cache.page_table import PageTable
 from pipeline.orchestrator.request import GenerationRequest
 from pipeline.sampling.params import SamplingParams
@@ -59,7 +59,7 @@ def exact_law(length: int) -> dict[Ids, float]:
     """Probability of each beginning of the answer, of `length` tokens or ended by the end token."""
     config = make_config(VOCAB, SETTING.hidden, SETTING.layers)
     weights = random_weights(config, SETTING.seed, SETTING.sharpness)
-    decoder = Decoder(config, weights, "float32", 64, 64)
+    decoder = CompiledDecoder(config, weights, "float32", 64, 16, 4)
     prompt = tuple(LetterTokenizer(VOCAB).encode(PROMPT))
     law: dict[Ids, float] = {(): 1.0}
     for _ in range(length):

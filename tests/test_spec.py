@@ -37,7 +37,7 @@ def test_defaults(tmp_path: Path) -> None:
     """A name, a target and a draft are enough."""
     spec = load(tmp_path, changed())
     assert (spec.engine, spec.dtype, spec.rule, spec.tokens_per_block) == ("embedded", "float16", "auto", 32)
-    assert (spec.controller.kind, spec.limits.max_seq_len, spec.deterministic) == ("goodput", 2048, False)
+    assert (spec.controller.kind, spec.limits.max_seq_len) == ("goodput", 2048)
     assert not spec.draft.uses_model and DeploymentSpec.model_validate(spec.model_dump()) == spec
 
 

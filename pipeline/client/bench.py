@@ -137,7 +137,6 @@ def _report(
         "conditions": {
             "deployment": spec.name,
             "dtype": spec.dtype,
-            "deterministic": spec.deterministic,
             "greedy": True,
             "concurrency": 1,
             "max_tokens": max_tokens,

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pipeline.engine.process import restart_with_compute_environment
 from pipeline.errors import SpecDecodeError
 from pipeline.orchestrator.request import DEFAULT_MAX_TOKENS, GenerationRequest
 from pipeline.sampling.params import SamplingParams
@@ -258,7 +257,6 @@ def _exit(work: Callable[[], int]) -> None:
 
 def main() -> None:
     """The console script."""
-    restart_with_compute_environment()
     app()
 
 

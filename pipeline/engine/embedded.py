@@ -10,8 +10,10 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pipeline.engine.call import Call
+from pipeline.engine.compiled.decoder import CompiledDecoder
 from pipeline.engine.decoder import Decoder
 from pipeline.engine.manifest import Limits, Manifest
 from pipeline.engine.model_config import ModelConfig
@@ -45,12 +47,8 @@ class EmbeddedStepModel(StepModel):
         self._limits = limits
         self._rules = rules
         self._vocab = decoder.config.vocab_size
-        size = limits.tokens_per_block
-
-        def copy_block(source: int, destination: int, tokens: int) -> None:
-            decoder.attention.copy_block(source, destination, tokens, size)
-
-        self.kv = KvCache(limits.kv_blocks, size, copy_block, takeover_loss)
+        self._decoder = decoder
+        self.kv = KvCache(limits.kv_blocks, limits.tokens_per_block, decoder.copy_block, takeover_loss)
         self._scheduler = Scheduler(decoder, self.kv, limits.max_requests)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = False
@@ -82,6 +80,7 @@ class EmbeddedStepModel(StepModel):
             self._closed = True
             self._inbox.put(None)
         self._thread.join()
+        self._decoder.close()
 
     def _accept(self, request: StepRequest, future: Future[StepResult]) -> Call:
         limits = self._limits
@@ -112,8 +111,9 @@ class EmbeddedStepModel(StepModel):
         return call
 
     def _run(self) -> None:
-        # grad mode is per thread
         reason = "the engine was closed"
+        # Both are per thread. The pass has threads of its own: a second team would wait for the same cores.
+        torch.set_num_threads(1)
         try:
             with torch.inference_mode():
                 self._loop()
@@ -147,6 +147,24 @@ class EmbeddedStepModel(StepModel):
         self._scheduler.fail_all(error)
 
 
+def make_decoder(
+    config: ModelConfig, weights: dict[str, Tensor], dtype: str, limits: Limits, threads: int = 0
+) -> Decoder:
+    """The decoder of an engine.
+
+    Args:
+        weights: tensors as `weights.fused_tensors` names them.
+        dtype: of the matrices, "float16" or "float32".
+        threads: compute threads; 0 takes every core.
+
+    Raises:
+        EngineError: the KV pool does not fit the memory.
+    """
+    return CompiledDecoder(
+        config, weights, dtype, limits.max_seq_len, limits.kv_blocks, limits.tokens_per_block, threads
+    )
+
+
 def load_step_model(folder: Path, threads: int = 0) -> EmbeddedStepModel:
     """Load an engine that `make engines` wrote.
 
@@ -159,17 +177,8 @@ def load_step_model(folder: Path, threads: int = 0) -> EmbeddedStepModel:
     """
     manifest = Manifest.read(folder)
     manifest.verify_files(folder)
-    if threads:
-        torch.set_num_threads(threads)
     limits = manifest.limits
-    decoder = Decoder(
-        ModelConfig.read(folder),
-        load_weights(folder),
-        manifest.dtype,
-        limits.max_seq_len,
-        limits.kv_tokens,
-        manifest.capabilities.deterministic,
-    )
+    decoder = make_decoder(ModelConfig.read(folder), load_weights(folder), manifest.dtype, limits, threads)
     # A draft's last indexed tokens are often rejected: losing them costs nobody anything.
     loss = 0 if manifest.role == "target" else limits.tokens_per_block
     return EmbeddedStepModel(decoder, limits, manifest.capabilities.rules, loss)

@@ -24,7 +24,6 @@ def read_engine_manifest(spec: DeploymentSpec, role: Role) -> Manifest:
         f"{role}.model": (manifest.model, part.model),
         "engine": (manifest.engine, spec.engine),
         "dtype": (manifest.dtype, spec.dtype),
-        "deterministic": (manifest.capabilities.deterministic, spec.deterministic),
         "tokens_per_block": (manifest.limits.tokens_per_block, spec.tokens_per_block),
         f"{role}.kv_blocks": (manifest.limits.kv_blocks, part.kv_blocks),
         "limits.max_requests": (manifest.limits.max_requests, spec.limits.max_requests),

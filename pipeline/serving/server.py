@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from pipeline.engine.process import compute_environment
 from pipeline.errors import ServerError
 from pipeline.serving.contract import SPEC_DECODE_MODEL
 from pipeline.serving.ports import FREE_PORTS, HOST, choose_ports
@@ -246,7 +245,7 @@ class TritonServer:
             f"--backend-config=python,thread-pool-size={2 * options.requests + 8}",
             *options.arguments,
         ]
-        env = install.server.environment(compute_environment())
+        env = install.server.environment(dict(os.environ))
         env.update(_STUB_ENV)
         env.update(options.env)
         # model.py puts this on its path: the stubs import `pipeline` from this checkout, installed or not.

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import pipeline.spec
+from pipeline.engine.decoder import Decoder
 from pipeline.engine.embedded import load_step_model
 from pipeline.engine.manifest import Manifest
 from pipeline.engine.step import StepRequest
@@ -297,9 +298,15 @@ def test_short_draft_context_is_its_own_limit(target: Path, tmp_path: Path) -> N
 
 
 def test_threads_of_each_role_measure_its_costs(target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each engine is measured with its own threads, also a target that never verifies; 0 is all of them again."""
+    """Each engine is measured with its own threads, also a target that never verifies."""
     used: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    original = embedded.make_decoder
+
+    def watched(*args: Any) -> Decoder:
+        used.append(args[-1])
+        return original(*args)
+
+    monkeypatch.setattr(embedded, "make_decoder", watched)
     spec = make_spec(limits={"max_draft_len": 0}, target={"threads": 2}, draft={"threads": 0})
     build(spec, target, draft)
-    assert used == [2, embedded.ALL_THREADS]
+    assert used == [2, 0]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pipeline.engine.batch import PackedBatch, Row
-from pipeline.engine.decoder import Decoder
+from pipeline.engine.compiled.decoder import CompiledDecoder
 from pipeline.engine.embedded import EmbeddedStepModel
 from pipeline.engine.manifest import Limits
 from pipeline.engine.model_config import ModelConfig
@@ -115,19 +115,18 @@ def make_decoder(
     blocks: int = 32,
     max_seq_len: int = 96,
     head_ids: list[int] | None = None,
-    deterministic: bool = False,
-) -> Decoder:
+) -> CompiledDecoder:
     """Load a Hugging Face folder the way engines are built and loaded."""
     config = ModelConfig.read(folder)
     engine = folder / f"engine-{dtype}-{head_ids}"
     if not engine.is_dir():
         engine.mkdir()
         save_weights(engine, fused_tensors(config, CheckpointReader(folder), None, head_ids), dtype)
-    return Decoder(config, load_weights(engine), dtype, max_seq_len, blocks * BLOCK, deterministic)
+    return CompiledDecoder(config, load_weights(engine), dtype, max_seq_len, blocks, BLOCK)
 
 
 def compute(
-    decoder: Decoder, table: PageTable, tokens: Sequence[int], start: int = 0, logits: int | None = None
+    decoder: CompiledDecoder, table: PageTable, tokens: Sequence[int], start: int = 0, logits: int | None = None
 ) -> Tensor:
     """One pass of one row: tokens[start:], with logits at the last `logits` of them (all by default)."""
     new = tuple(tokens[start:])
@@ -149,7 +148,7 @@ class Watched:
     """A step model whose passes are recorded, and can be held, spoilt or failed."""
 
     model: EmbeddedStepModel
-    decoder: Decoder
+    decoder: CompiledDecoder
     passes: list[PackedBatch] = field(default_factory=list)
     free: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)
@@ -187,7 +186,7 @@ class Watched:
         assert self.model.kv.available_blocks == self.model.kv.pool.num_blocks
 
 
-def watch(decoder: Decoder, limits: Limits = LIMITS, takeover_loss: int = 0) -> Watched:
+def watch(decoder: CompiledDecoder, limits: Limits = LIMITS, takeover_loss: int = 0) -> Watched:
     model = EmbeddedStepModel(decoder, limits, PREFERENCE, takeover_loss)
     watched = Watched(model, decoder)
     watched.free.set()
