@@ -35,12 +35,13 @@ PREFERENCE = ("block", "token", "match")
 """What "auto" takes, best first."""
 
 
-def resolve_rule(requested: str, offered: Sequence[str]) -> str:
-    """The rule that a call gets.
+def resolve_rule(requested: str, offered: Sequence[str], seeded: bool = False) -> str:
+    """The rule that a request or a call gets.
 
     Args:
         requested: a rule's name, or "auto".
         offered: names that the target can apply.
+        seeded: the user gave a seed and expects the same text again: "auto" is then "coupled", where offered.
 
     Returns:
         The name of one offered rule.
@@ -49,6 +50,8 @@ def resolve_rule(requested: str, offered: Sequence[str]) -> str:
         InvalidRequestError: naming acceptance_rule, its value and what is offered.
     """
     if requested == RULE_AUTO:
+        if seeded and "coupled" in offered:
+            return "coupled"
         best = next((name for name in PREFERENCE if name in offered), None)
         if best is not None:
             return best
