@@ -21,8 +21,8 @@ from pipeline.serving.backend import (
     triton_error,
 )
 from pipeline.serving.bls import BlsStepModel
-from pipeline.serving.contract import DRAFT_MODEL, TARGET_MODEL
-from pipeline.serving.generation import decode_generation, encode_chunk
+from pipeline.serving.contract import DRAFT_MODEL, TARGET_MODEL, Tensors
+from pipeline.serving.generation import decode_generation, encode_chunk, encode_chunks
 from pipeline.serving.workers import WorkerPool
 from pipeline.spec import DeploymentSpec
 
@@ -34,7 +34,7 @@ class TextGenerator(Protocol):
     """What the server needs of an orchestrator; `pipeline.orchestrator.loop.Orchestrator` has this shape."""
 
     def generate(self, request: GenerationRequest, is_cancelled: Callable[[], bool]) -> Iterator[Chunk]:
-        """Chunks of an answer; the last one is `final`. Without `stream` there is one chunk.
+        """Chunks of num_return_sequences answers, the last of each is `final`. Without `stream` one chunk each.
 
         Raises:
             SpecDecodeError: from any `next`; the request ends with it.
@@ -88,11 +88,11 @@ class Answer:
         with self._lock:
             return self._closed or bool(self._sender.is_cancelled())
 
-    def send(self, chunk: Chunk) -> None:
-        """Send a chunk; a final one closes the answer."""
+    def send(self, tensors: Tensors, *, final: bool) -> None:
+        """Send a response; a final one closes the answer."""
         utils = self._utils
-        tensors = [utils.Tensor(name, array) for name, array in encode_chunk(chunk).items()]
-        self._send(utils.InferenceResponse(output_tensors=tensors), final=chunk.final)
+        outputs = [utils.Tensor(name, array) for name, array in tensors.items()]
+        self._send(utils.InferenceResponse(output_tensors=outputs), final=final)
 
     def fail(self, error: BaseException) -> None:
         """End with an error; does nothing where the answer is closed."""
@@ -200,12 +200,23 @@ class OrchestratorServer:
             if answer.is_cancelled():
                 raise CancelledError("the client withdrew the request while it waited")
             wanted = decode_generation(read_inputs(request), read_parameters(request), request.request_id())
-            last: Chunk | None = None
-            for last in self._generator.generate(wanted, answer.is_cancelled):
-                if not wanted.stream and not last.final:
-                    raise SpecDecodeError("the orchestrator sent more than one chunk to a request without stream")
-                answer.send(last)
-            if last is None or not last.final:
-                raise SpecDecodeError("the orchestrator ended without a final chunk")
+            self._answer(wanted, answer)
         except BaseException as error:
             answer.fail(error)
+
+    def _answer(self, wanted: GenerationRequest, answer: Answer) -> None:
+        """Chunks as they come where the request streams; else all answers in one response."""
+        ended = 0
+        whole: list[Chunk] = []
+        for chunk in self._generator.generate(wanted, answer.is_cancelled):
+            ended += chunk.final
+            if wanted.stream:
+                answer.send(encode_chunk(chunk), final=ended == wanted.num_return_sequences)
+            elif not chunk.final:
+                raise SpecDecodeError("the orchestrator sent more than one chunk to a request without stream")
+            else:
+                whole.append(chunk)
+        if ended != wanted.num_return_sequences:
+            raise SpecDecodeError("the orchestrator ended without a final chunk")
+        if whole:
+            answer.send(encode_chunks(whole), final=True)

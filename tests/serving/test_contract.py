@@ -30,5 +30,17 @@ def test_step_model_has_nvidias_shapes() -> None:
 def test_spec_decode_needs_the_prompt_only() -> None:
     assert SPEC_DECODE.decoupled
     assert [spec.name for spec in SPEC_DECODE.inputs if not spec.optional] == ["text_input"]
-    with pytest.raises(KeyError):
-        SPEC_DECODE.input("beam_width")
+
+
+def test_spec_decode_declares_every_input_of_nvidias_model() -> None:
+    """What is not offered is declared too: it is refused by us, by name, and not by Triton as unexpected."""
+    names = """
+        text_input decoder_text_input image_input image_bytes_input image_url_input video_bytes_input max_tokens
+        bad_words stop_words exclude_input_in_output end_id pad_id top_k top_p temperature length_penalty
+        repetition_penalty min_tokens presence_penalty frequency_penalty seed return_log_probs return_context_logits
+        return_generation_logits num_return_sequences beam_width stream prompt_embedding_table prompt_vocab_size
+        prompt_table_extra_id embedding_bias_words embedding_bias_weights num_draft_tokens use_draft_logits
+        lora_task_id lora_weights lora_config return_perf_metrics return_num_input_tokens return_num_output_tokens
+        guided_decoding_guide_type guided_decoding_guide
+    """
+    assert {spec.name for spec in SPEC_DECODE.inputs if not spec.own} == set(names.split())

@@ -11,13 +11,16 @@ import pytest
 
 from pipeline.errors import StepError
 from pipeline.orchestrator.request import Chunk, GenerationRequest
+from pipeline.serving.generation import encode_chunk
 from pipeline.serving.orchestrator_server import Answer, OrchestratorServer
 
 from .fakes import Request, Sender, Utils
 
+END = encode_chunk(Chunk("end", finish_reason="length"))
+
 
 class Generator:
-    """Follows text_input: how many chunks, then how to end."""
+    """Follows text_input: how many chunks, then how to end; as often as answers are asked for."""
 
     def __init__(self) -> None:
         self.release = threading.Event()
@@ -25,12 +28,16 @@ class Generator:
 
     def generate(self, request: GenerationRequest, is_cancelled: Callable[[], bool]) -> Iterator[Chunk]:
         self.started.release()
+        for sequence in range(request.num_return_sequences):
+            yield from self._answer(request, sequence, is_cancelled)
+
+    def _answer(self, request: GenerationRequest, sequence: int, is_cancelled: Callable[[], bool]) -> Iterator[Chunk]:
         count, _, ending = request.text_input.partition(" ")
         for index in range(int(count)):
             if is_cancelled():
                 yield Chunk("", finish_reason="cancelled")
                 return
-            yield Chunk(f"{index}", (index,))
+            yield Chunk(f"{index}", (index,), sequence_index=sequence)
         if ending == "wait":
             assert self.release.wait(5)
         elif ending == "fail":
@@ -39,7 +46,7 @@ class Generator:
             raise ZeroDivisionError("scripted bug")
         elif ending == "nothing":
             return
-        yield Chunk("end", finish_reason="length")
+        yield Chunk("end", finish_reason="length", sequence_index=sequence)
 
 
 def ask(text: str, sender: Sender | None = None, **values: Any) -> Request:
@@ -101,9 +108,9 @@ def test_sender_is_never_touched_after_final() -> None:
     sender = Sender()
     answer = Answer(Utils(), sender)
     assert not answer.is_cancelled()
-    answer.send(Chunk("end", finish_reason="length"))
+    answer.send(END, final=True)
     assert answer.is_cancelled()
-    answer.send(Chunk("late", finish_reason="length"))
+    answer.send(END, final=True)
     answer.fail(StepError("late"))
     assert len(sender.wait()) == 1
 
@@ -111,7 +118,7 @@ def test_sender_is_never_touched_after_final() -> None:
 def test_a_final_send_that_fails_harms_nobody_else() -> None:
     """The real sender counts itself closed by then: the answer is lost, the worker that sent it is not."""
     sender = Sender(fail_sends=1)
-    Answer(Utils(), sender).send(Chunk("end", finish_reason="length"))
+    Answer(Utils(), sender).send(END, final=True)
     assert sender.responses == [] and not sender.misused
 
 
@@ -138,3 +145,17 @@ def test_close_refuses_what_waits(server: OrchestratorServer, generator: Generat
     generator.release.set()
     for request in running:
         assert texts(request) == ["end"]
+
+
+def test_several_answers(server: OrchestratorServer) -> None:
+    """Streamed one after another, each response says whose it is, FINAL on the very last; else one response."""
+    count = np.array([2], np.int32)
+    streamed = ask("2", num_return_sequences=count)
+    server.execute([streamed])
+    assert texts(streamed) == ["0", "1", "end"] * 2
+    index = [response.arrays()["sequence_index"].item() for response in streamed.sender.responses]
+    assert index == [0, 0, 0, 1, 1, 1]
+    whole = ask("0", num_return_sequences=count, stream=np.array([False]))
+    server.execute([whole])
+    (response,) = whole.sender.wait()
+    assert response.arrays()["text_output"].tolist() == [[b"end", b"end"]]
