@@ -183,6 +183,27 @@ def bench(
     _exit(work)
 
 
+@app.command()
+def conformance(
+    spec: SpecOption = DEFAULT_SPEC,
+    url: Annotated[str | None, typer.Option(help="host:port of gRPC of a running deployment")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="start the server of the spec for this run")] = False,
+    tokenizer: Annotated[Path | None, typer.Option(help="folder of the target's tokenizer; absent: the spec's")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSONL with the keys text and kind")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the findings here as well")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="fewer prompts, two option sets, no log-probs")] = False,
+) -> None:
+    """Prove that text follows the target's law: of a deployment at a URL, a server started here, or in process."""
+
+    def work() -> int:
+        loaded = DeploymentSpec.load(spec)
+        from pipeline.client.conformance import run_conformance
+
+        return run_conformance(loaded, console, url, serve, tokenizer, prompts, json_file, quick)
+
+    _exit(work)
+
+
 def _address(spec: DeploymentSpec) -> str:
     from pipeline.serving.ports import HOST
     from pipeline.serving.server_lock import read_record
