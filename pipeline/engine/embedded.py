@@ -107,8 +107,9 @@ class EmbeddedStepModel(StepModel):
                 f"this engine holds {limits.max_seq_len} tokens (max_seq_len)",
             )
         call = Call(request, resolve_rule(request.rule, self._rules), future, request.draft_ids)
-        if sent:
-            check_call(call.verify_call(), self._vocab)
+        if request.min_tokens < 0:
+            raise InvalidRequestError("min_tokens", request.min_tokens, "must be 0 or more")
+        check_call(call.verify_call(), self._vocab)
         return call
 
     def _run(self) -> None:

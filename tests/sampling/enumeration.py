@@ -9,9 +9,11 @@ import itertools
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.sampling.noise import choose, noise_keys
 from pipeline.sampling.rules import AcceptanceRule, Proposal, Randomness, ResidualRule
 from pipeline.sampling.vocabulary import draw
 
@@ -180,17 +182,19 @@ def sampled_distance(
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float64)
 
+    noise = torch.from_numpy(noise_keys(range(seed, seed + rounds), np.arange(width + 1)[None]))
     drafting, accept, final = uniform(rounds, width), uniform(rounds, width), uniform(rounds, width + 1)
     text = torch.zeros(rounds, 0, dtype=torch.int64)
     ps, qs = [world.p[0].expand(rounds, -1)], []
     for depth in range(width):
         q = world.q[depth][history_index(text, vocab)]
-        text = torch.cat([text, draw(q, drafting[:, depth])[:, None]], dim=1)
+        proposed = choose(q, noise[:, depth]) if rule.name == "coupled" else draw(q, drafting[:, depth])
+        text = torch.cat([text, proposed[:, None]], dim=1)
         qs.append(q)
         ps.append(world.p[depth + 1][history_index(text, vocab)])
     q_all = None if world.one_hot else torch.stack(qs, dim=1)
     proposal = Proposal(text, torch.full((rounds,), width), q_all)
-    randomness = Randomness(drafting if shared_uniform else accept, final)
+    randomness = Randomness(drafting if shared_uniform else accept, final, noise)
     verdict = rule.decide(torch.stack(ps, dim=1), proposal, randomness)
     out = torch.cat([text, text[:, :1]], dim=1)
     for depth in range(width + 1):
