@@ -10,7 +10,7 @@ from torch import Tensor
 from pipeline.engine.batch import Row
 from pipeline.engine.step import KvUse, StepRequest, StepResult
 from pipeline.kv_cache.page_table import PageTable
-from pipeline.sampling.verify import VerifyCall
+from pipeline.sampling.call import VerifyCall
 
 
 @dataclass(eq=False)

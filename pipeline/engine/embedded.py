@@ -20,8 +20,8 @@ from pipeline.engine.step import StepModel, StepRequest, StepResult
 from pipeline.engine.weights import load_weights
 from pipeline.errors import EngineError, InvalidRequestError, StepError
 from pipeline.kv_cache.cache import KvCache
+from pipeline.sampling.call import check_call
 from pipeline.sampling.rules import resolve_rule
-from pipeline.sampling.verify import check_call
 
 
 class EmbeddedStepModel(StepModel):

@@ -134,13 +134,15 @@ class Scheduler:
         """Choose the next tokens of calls with equally many logits [calls, K + 1, width]; return those that ended."""
         requests = [call.verify_call() for call in calls]
         laws = None
+        # Nobody looks at the logits again: they are not kept.
+        spent = not any(call.request.return_log_probs or call.request.return_logits for call in calls)
         if logits.shape[1] > 1:
-            decisions = verify(logits, requests)
+            decisions = verify(logits, requests, spent)
         elif any(call.request.return_logits for call in calls):
             tokens, laws = sample_with_law(logits[:, 0], requests, self._head)
             decisions = [Decision(0, token) for token in tokens]
         else:
-            decisions = [Decision(0, token) for token in sample(logits[:, 0], requests, self._head)]
+            decisions = [Decision(0, token) for token in sample(logits[:, 0], requests, self._head, spent)]
         ended: list[Call] = []
         new = [0] * len(calls)
         for i, (call, decision) in enumerate(zip(calls, decisions, strict=True)):

@@ -39,6 +39,7 @@ def laws(
     params: Sequence[SamplingParams],
     contexts: Sequence[Context] | None = None,
     head: Head | None = None,
+    overwrite: bool = False,
 ) -> Tensor:
     """The law at each position, after every processor.
 
@@ -47,6 +48,8 @@ def laws(
         params: one per row.
         contexts: one per row: histories, end tokens; None where nothing has been said yet.
         head: which tokens the logits are of; None where all.
+        overwrite: the logits are not needed any more. On a CPU the page faults of a fresh tensor of their size
+            cost more than the softmax.
 
     Returns:
         [rows, positions, vocab] float32 (float64 for float64 logits): each law sums to 1; a greedy row is
@@ -57,16 +60,15 @@ def laws(
     """
     if len(params) != len(logits):
         raise ValueError(f"{len(params)} sampling params for {len(logits)} rows")
-    raw, logits = logits, processed(logits, params, contexts, head)
-    dtype = torch.promote_types(logits.dtype, torch.float32)
+    x = processed(logits, params, contexts, head, overwrite)
+    dtype = torch.promote_types(x.dtype, torch.float32)
     greedy = [row for row, option in enumerate(params) if option.greedy]
     if len(greedy) == len(params):
-        return greedy_laws(logits, dtype)
+        return greedy_laws(x, dtype)
     scale = [1.0 if option.greedy else max(option.temperature, MIN_TEMPERATURE) for option in params]
-    chosen = greedy_laws(logits[greedy], dtype) if greedy else None
-    # In place where it can be: on a CPU the page faults of a fresh tensor of this size cost more than the softmax.
-    divisors = torch.tensor(scale, dtype=dtype, device=logits.device)[:, None, None]
-    law = torch.div(logits, divisors) if logits is raw else logits.div_(divisors)
+    chosen = greedy_laws(x[greedy], dtype) if greedy else None
+    own = x.is_contiguous() and x.dtype == dtype and (overwrite or x is not logits)
+    law = torch.div(x, torch.tensor(scale, dtype=dtype, device=x.device)[:, None, None], out=x if own else None)
     torch.softmax(law, dim=-1, out=law)
     _truncate(law, params)
     if chosen is not None:
@@ -79,19 +81,22 @@ def processed(
     params: Sequence[SamplingParams],
     contexts: Sequence[Context] | None = None,
     head: Head | None = None,
+    overwrite: bool = False,
 ) -> Tensor:
     """Logits after penalties, bias and what is forbidden: what a greedy row takes the largest of.
 
     Args: as in `laws`.
 
     Returns:
-        `logits` itself where no row asks for a change; else a changed copy, in float32 or better.
+        `logits` where no row asks for a change, or where they may be overwritten; else a changed copy, in
+        float32 or better.
     """
     known = [NO_CONTEXT] * len(params) if contexts is None else contexts
     if not edited(params, known):
         return logits
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    own = logits.to(dtype, copy=True, memory_format=torch.contiguous_format)
+    keep = not (overwrite and logits.is_contiguous())
+    own = logits.to(dtype, copy=keep, memory_format=torch.contiguous_format)
     edit(own, params, known, head)
     return own
 

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from pipeline.errors import InvalidRequestError
 from pipeline.sampling import verify as module
+from pipeline.sampling.call import VerifyCall, check_call
 from pipeline.sampling.laws import laws, log_laws
 from pipeline.sampling.noise import noise_keys
 from pipeline.sampling.params import GREEDY, SamplingParams
 from pipeline.sampling.random import call_seed, uniforms
 from pipeline.sampling.rules import RULES, Proposal, Randomness
-from pipeline.sampling.verify import Decision, VerifyCall, check_call, sample, sample_with_law, verify
+from pipeline.sampling.verify import Decision, sample, sample_with_law, verify
 
 from .enumeration import distance_bound
 
