@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from pipeline.common_prefix import common_prefix
 from pipeline.drafting.base import Draft
 from pipeline.engine.step import KvUse, StepModel, StepRequest, StepResult
 from pipeline.engine.waiting import call
@@ -88,7 +89,7 @@ class StepVerifier:
     def verify(self, context: TargetContext, history: tuple[int, ...], draft: Draft, index: int) -> Verdict:
         result = self._call(context, history, len(draft.ids) + 1, index, draft)
         used = draft.ids[: result.total_draft_tokens]
-        accepted = _common_prefix(result.output_ids, used)
+        accepted = common_prefix(result.output_ids, used)
         # The end token is never returned: no correction or bonus behind the accepted drafts means it came.
         ended = len(result.output_ids) == accepted
         return Verdict(result.output_ids, len(used), accepted, ended, result.kv, result.log_probs)
@@ -122,12 +123,3 @@ class StepVerifier:
         if context.return_log_probs and len(result.log_probs) != len(result.output_ids):
             raise StepError(f"the target returned {len(result.log_probs)} log-probs, {len(result.output_ids)} tokens")
         return result
-
-
-def _common_prefix(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    count = 0
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count

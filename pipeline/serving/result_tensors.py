@@ -7,10 +7,10 @@ have a leading batch dimension of 1.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from itertools import takewhile
 
 import numpy as np
 
+from pipeline.common_prefix import common_prefix
 from pipeline.engine.step import FloatArray, KvUse, StepRequest, StepResult
 from pipeline.errors import StepError
 from pipeline.serving.contract import PERF_OUTPUTS, STEP_STATS, STEP_STATS_FIELDS, Array, Tensors
@@ -67,8 +67,7 @@ def decode_result(tensors: Mapping[str, Array], request: StepRequest) -> StepRes
         drafted, accepted, alloc_new, reused, alloc_total, reused_tokens, computed_tokens = map(int, counts)
     else:
         drafted = _counter(tensors, "total_draft_tokens", len(request.draft_ids))
-        pairs = zip(new, request.draft_ids[:drafted], strict=False)
-        accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        accepted = common_prefix(new, request.draft_ids[:drafted])
         alloc_new, reused, alloc_total = (
             _counter(tensors, f"kv_cache_{name}_blocks", 0) for name in ("alloc_new", "reused", "alloc_total")
         )
