@@ -55,18 +55,18 @@ def noise_keys(seeds: Sequence[int], positions: IntArray) -> IntArray:
     return _mix(_mix(words)[:, None] + _steps(positions + 1)).view(np.int64)
 
 
-def exponentials(keys: IntArray, ids: IntArray) -> FloatArray:
+def exponentials(keys: IntArray | int, ids: IntArray) -> FloatArray:
     """The noise E at some tokens.
 
     Args:
-        keys: [n] of `noise_keys`.
+        keys: of `noise_keys`, [n] or one for all.
         ids: [n] token ids of the full vocabulary.
 
     Returns:
         [n] float64 above 0, exponentially distributed with mean 1. Near 0, where a rare token wins, they lie
         2**-64 apart.
     """
-    words = keys.view(np.uint64)
+    words = np.array(keys, np.int64, ndmin=1).view(np.uint64)
     lane = ((ids % _LANES) * _LANE_BITS).astype(np.uint64)
     first = _mix(words + _steps(ids // _LANES)) >> lane
     rest = _mix(_mix(words + np.uint64(_REST)) + _steps(ids))
@@ -95,10 +95,10 @@ def choose(law: Tensor, keys: Tensor, ids: Tensor | None = None) -> Tensor:
     numbers, key, likely = law.numpy(), keys.numpy(), row_argmax(law).numpy()
     names = np.arange(vocab) if ids is None else ids.numpy()
     # No token that can win scores more than the most probable one.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        bound = exponentials(key, names[likely]) / numbers[np.arange(rows), likely]
     search = _Search(names, ids is None, max(1, BLOCK_ELEMENTS // vocab), numbers.dtype)
-    row, token = np.divmod(search.candidates(numbers, key, bound), vocab)
+    with np.errstate(divide="ignore", invalid="ignore"):  # laws with nothing possible
+        bound = exponentials(key, names[likely]) / numbers[np.arange(rows), likely]
+        row, token = np.divmod(search.candidates(numbers, key, bound), vocab)
     chosen = np.zeros(rows, np.int64)  # a row with nothing possible, or NaN, gets token 0
     if len(row):
         score = exponentials(key[row], names[token]) / numbers[row, token]

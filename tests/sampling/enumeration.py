@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +24,20 @@ FAMILIES = ("smooth", "sparse", "same", "disjoint", "peaked")
 
 @dataclass(frozen=True)
 class World:
-    """Laws by history: p[d] and q[d] are [vocab**d, vocab] float64, the history read as a number in base vocab."""
+    """Laws by history: p[d] and q[d] are [vocab**d, vocab] float64, the history read as a number in base vocab.
+
+    Attributes:
+        round_p: p [rows, K + 1, vocab] of a round, given its drafts [rows, K]; None takes it from the tables.
+        round_q: the q that is sent along [rows, K, vocab], given the drafts; None takes it from the tables.
+    """
 
     p: list[Tensor]
     q: list[Tensor]
     vocab: int
     drafts: int
     one_hot: bool
+    round_p: Callable[[Tensor], Tensor] | None = None
+    round_q: Callable[[Tensor], Tensor] | None = None
 
     def target_law(self) -> Tensor:
         """[vocab ** (K + 1)]: the law of the first K + 1 tokens of plain decoding."""
@@ -81,6 +89,8 @@ def rows_of(world: World, padding: int = 0) -> tuple[Tensor, Tensor, Proposal]:
     p = torch.stack([law[index] for law, index in zip(world.p, histories, strict=True)], dim=1)
     q = torch.stack([law[index] for law, index in zip(world.q, histories[:width], strict=True)], dim=1)
     weight = q.gather(2, drafts[:, :, None])[:, :, 0].prod(-1)
+    p = p if world.round_p is None else world.round_p(drafts)
+    q = q if world.round_q is None else world.round_q(drafts)
     possible = weight > 0
     weight, p, q, drafts = weight[possible], p[possible], q[possible], drafts[possible]
     rows = len(weight)

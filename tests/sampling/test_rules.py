@@ -62,7 +62,7 @@ def match_by_hand(p: list[Law], q: list[Law], x: list[int], u: Law, final: Law) 
 
 def coupled_by_hand(p: list[Law], q: list[Law], x: list[int], u: Law, noise: list[int]) -> tuple[int, int]:
     for i in range(len(x) + 1):
-        scores = exponentials(np.full(len(p[i]), noise[i]), np.arange(len(p[i]))).tolist()
+        scores = exponentials(noise[i], np.arange(len(p[i]))).tolist()
         own = min((token for token, mass in enumerate(p[i]) if mass > 0), key=lambda v: scores[v] / p[i][v])
         if i == len(x) or own != x[i]:
             return i, own

@@ -22,6 +22,9 @@ def test_step_model_has_nvidias_shapes() -> None:
     assert [spec.name for spec in STEP.inputs if not spec.optional] == ["input_lengths", "request_output_len"]
     assert STEP.output("output_ids").dims == (-1, -1)
     assert STEP.output("generation_logits").dims == (-1, -1, -1)
+    assert STEP.input("embedding_bias").dims == (-1,) and STEP.input("bad_words_list").dims == (2, -1)
+    assert STEP.output("output_log_probs").dims == (-1, -1) and STEP.output("cum_log_probs").dims == (-1,)
+    assert [spec.name for spec in STEP.inputs if spec.own] == ["runtime_min_p"]
     assert [spec.name for spec in STEP.outputs if spec.own] == ["specdec_step_stats"]
     assert {*PERF_OUTPUTS} <= {spec.name for spec in STEP.outputs}
     assert STEP.output("specdec_step_stats").dims == (len(STEP_STATS_FIELDS),)
