@@ -204,6 +204,23 @@ def conformance(
     _exit(work)
 
 
+@app.command()
+def acceptance(
+    spec: SpecOption = DEFAULT_SPEC,
+    max_tokens: MaxTokensOption = 32,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here as well")] = None,
+) -> None:
+    """Count how often sampled drafts are kept, by acceptance rule and temperature, in this process."""
+
+    def work() -> int:
+        loaded = DeploymentSpec.load(spec)
+        from pipeline.client.bench_acceptance import run_acceptance
+
+        return run_acceptance(loaded, console, max_tokens, json_file)
+
+    _exit(work)
+
+
 def _address(spec: DeploymentSpec) -> str:
     from pipeline.serving.ports import HOST
     from pipeline.serving.server_lock import read_record
