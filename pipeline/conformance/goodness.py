@@ -24,6 +24,8 @@ from pipeline.conformance.statistics import (
 )
 from pipeline.conformance.texts import END, Cells
 
+LIKELY = 0.2
+"""Probability of a text from which on the tokens behind it are tested by themselves."""
 IMPOSSIBLE = "impossible tokens"
 IMPOSSIBLE_TOLERANCE = 0.002
 """Share of tokens that low precision may let through where the law here says 0."""
@@ -94,41 +96,33 @@ def fit_texts(texts: Sequence[Ids], cells: Cells, plan: Plan) -> Fit:
 def fit_tokens(texts: Sequence[Ids], law_of: Callable[[Ids], Law], end_id: int | None, plan: Plan) -> list[Fit]:
     """Each token behind the first given what stands before it, and what should be impossible.
 
-    At every position the law behind each text is cut in two at half its mass, most probable tokens first; the first
-    token of an answer is decoded plainly and left out. Positions are added up.
+    The law behind each text is cut in two at half its mass, most probable tokens first. Behind a likely text the
+    tokens are tested by themselves, so that deviations of both signs add up; the others are joined by position. The
+    first token of an answer is decoded plainly and left out.
     """
-    sides: dict[Ids, tuple[Law, frozenset[int], float]] = {}
-    position: dict[int, list[tuple[bool, float]]] = {}
+    groups: dict[Ids, _Group] = {}
+    behind: dict[Ids, _Behind] = {}
     impossible = total = 0
     for text in texts:
         for i in range(1, len(text)):
-            if text[:i] not in sides:
-                law = law_of(text[:i])
-                head = _head(law)
-                sides[text[:i]] = (law, head, float(law.p[list(head)].sum()))
-            law, head, mass = sides[text[:i]]
-            if law.edge:
+            said = text[:i]
+            if said not in behind:
+                behind[said] = _look(said, law_of)
+            place = behind[said]
+            if place.law.edge:
                 continue
             token = text[i] if text[i] != END or end_id is None else end_id
-            position.setdefault(i, []).append((token in head, mass))
+            group = said if place.mass >= LIKELY else (END,) * i
+            groups.setdefault(group, _Group()).add(token in place.head, place.inside)
             total += 1
-            impossible += bool(law.p[token] == 0)
-    value = shift = nats = distance = 0.0
-    df = draws = 0
-    for outcomes in position.values():
-        n, mean = len(outcomes), float(np.mean([mass for _, mass in outcomes]))
-        variance = sum(mass * (1 - mass) for _, mass in outcomes)
-        if variance < 1:  # nothing to decide here
-            continue
-        share = sum(inside for inside, _ in outcomes) / n
-        value += n**2 * (share - mean) ** 2 / variance
-        shift += n**2 / variance
-        nats += n * divergence((share, 1 - share), (mean, 1 - mean))
-        distance += n * abs(share - mean)
-        draws += n
-        df += 1
+            impossible += bool(place.law.p[token] == 0)
+    # With a smaller variance there is nothing to decide.
+    decided = [group for group in groups.values() if group.variance >= 1]
     fits = [_beyond(impossible, total)]
-    if df:
+    if decided:
+        value = sum((group.found - group.expected) ** 2 / group.variance for group in decided)
+        draws, df = sum(group.draws for group in decided), len(decided)
+        shift = sum(group.draws**2 / group.variance for group in decided)
         fits.append(
             Fit(
                 name="tokens",
@@ -136,12 +130,53 @@ def fit_tokens(texts: Sequence[Ids], law_of: Callable[[Ids], Law], end_id: int |
                 chi_square=value,
                 df=df,
                 tail=chi_square_tail(value, df),
-                bound=divergence_bound(nats, df),
-                distance=distance / draws,
+                bound=divergence_bound(sum(group.nats for group in decided), df),
+                distance=sum(abs(group.found - group.expected) for group in decided) / draws,
                 detectable=detectable(lambda delta: shift * delta**2, df, plan.repeat, plan.bound, df),
             )
         )
     return fits
+
+
+@dataclass(frozen=True, eq=False)
+class _Behind:
+    """The law behind a text, the half of it that is counted, that half's probability, and the text's own."""
+
+    law: Law
+    head: frozenset[int]
+    inside: float
+    mass: float
+
+
+@dataclass
+class _Group:
+    """Tokens that are counted together: inside the counted half, or not."""
+
+    draws: int = 0
+    found: int = 0
+    expected: float = 0.0
+    variance: float = 0.0
+
+    def add(self, inside: bool, probability: float) -> None:
+        self.draws += 1
+        self.found += inside
+        self.expected += probability
+        self.variance += probability * (1 - probability)
+
+    @property
+    def nats(self) -> float:
+        """n KL(found, expected)."""
+        share, mean = self.found / self.draws, self.expected / self.draws
+        return self.draws * divergence((share, 1 - share), (mean, 1 - mean))
+
+
+def _look(said: Ids, law_of: Callable[[Ids], Law]) -> _Behind:
+    law = law_of(said)
+    order = np.argsort(-law.p, kind="stable")
+    sums = np.cumsum(law.p[order[:4096]])
+    head = frozenset(order[: int(np.argmin(np.abs(sums - 0.5))) + 1].tolist())
+    mass = math.prod(float(law_of(said[:i]).p[token]) for i, token in enumerate(said))
+    return _Behind(law, head, float(law.p[list(head)].sum()), mass)
 
 
 def fit_two(left: Sequence[Ids], right: Sequence[Ids], cells: Cells, plan: Plan) -> Fit:
@@ -172,14 +207,6 @@ def common_cells(texts: Sequence[Ids], least: int, most: int) -> Cells:
         rest += often.pop()[1]
     masses = [count / len(texts) for _, count in often]
     return Cells((*masses, rest / len(texts)), {text: i for i, (text, _) in enumerate(often)})
-
-
-def _head(law: Law) -> frozenset[int]:
-    """The most probable tokens whose mass is nearest to one half."""
-    order = np.argsort(-law.p, kind="stable")
-    sums = np.cumsum(law.p[order[:4096]])
-    last = int(np.argmin(np.abs(sums - 0.5)))
-    return frozenset(order[: last + 1].tolist())
 
 
 def _beyond(count: int, total: int) -> Fit:

@@ -26,6 +26,9 @@ K = 2
 REPEAT = 4  # a suspicious sample is drawn again this many times
 LEAST = 8  # expected in a cell
 MOST_CELLS = 12
+DISTANCE, QUICK_DISTANCE = 0.06, 0.1  # total variation of tokens to detect
+BATCH = 64
+MOST_SAMPLES = 1500
 TESTS = 3  # of a sample: texts, tokens, impossible tokens
 PROMPTS = ("The best thing about the sea is", "My favourite day of the week is", "When I was young, I used to")
 
@@ -49,14 +52,15 @@ class LawCheck(Check):
     sample shows by an inequality that needs no approximation is a fault.
 
     Args:
-        samples: answers per case; None: 300 with `quick` (tokens are tested at a total variation below 0.1), else 720.
+        distance: total variation that is to be detected in tokens (in texts where there is no teacher), which decides
+            how many answers are drawn; None: 0.1 with `quick`, else 0.06.
         sets: option sets; None: two that depend on what is offered with `quick`, else all.
     """
 
     part = "b law"
 
-    def __init__(self, samples: int | None = None, sets: Sequence[OptionSet] | None = None) -> None:
-        self._samples = samples
+    def __init__(self, distance: float | None = None, sets: Sequence[OptionSet] | None = None) -> None:
+        self._distance = distance
         self._sets = sets
 
     def run(self, context: Context) -> Iterator[Finding]:
@@ -75,23 +79,23 @@ class LawCheck(Check):
             coupled = "coupled" if "coupled" in facts.rules else facts.rules[-1]
             first, second = cases[0].options, cases[-1].options
             cases = [Case(first, facts.rules[0]), Case(second, coupled)]
-        samples = self._samples or (300 if context.quick else 720)
+        distance = self._distance or (QUICK_DISTANCE if context.quick else DISTANCE)
         plan = Plan(REPEAT, FALSE_ALARM / max(1, len(cases)) / (REPEAT * TESTS))
         for case in cases:
-            yield self._test(context, case, samples, plan)
+            yield self._test(context, case, distance, plan)
 
-    def _test(self, context: Context, case: Case, samples: int, plan: Plan) -> Finding:
-        sample = _start(context, case, samples, plan)
-        sample.draw(samples)
+    def _test(self, context: Context, case: Case, distance: float, plan: Plan) -> Finding:
+        sample = _start(context, case, distance, plan)
+        fits = sample.draw_until(distance)
         if not sample.drafted:
             return self.not_offered(case.name, "nothing was drafted, so plain decoding alone was seen")
-        fits = sample.fits()
         shown = [str(fit) for fit in fits if fit.name != IMPOSSIBLE]
         detail = "; ".join([*shown, f"{sample.accepted} of {sample.drafted} drafts kept"])
         figures = {"tests": [asdict(fit) for fit in fits], "drafted": sample.drafted, "accepted": sample.accepted}
         if all(fit.tail >= SCREEN for fit in fits):
             return self.passed(case.name, detail, **figures)
         # Suspicious: a fresh sample, and a bound that needs no approximation. It may end early.
+        samples = len(sample.texts)
         sample.forget()
         for repeat in range(1, plan.repeat + 1):
             sample.draw(samples)
@@ -119,6 +123,19 @@ class _Sample(ABC):
     @abstractmethod
     def fits(self) -> list[Fit]:
         """All tests of what was drawn so far."""
+
+    def draw_until(self, distance: float) -> list[Fit]:
+        """Draw as many as it takes to detect `distance`, which depends on the laws met, not on how tokens fell."""
+        self.draw(BATCH)
+        while True:
+            fits = self.fits()
+            sharpest = min((fit.detectable for fit in fits if fit.name != IMPOSSIBLE), default=1.0)
+            # Power grows with the square of the distance.
+            missing = int(len(self.texts) * ((sharpest / distance) ** 2 - 1)) + 1
+            if sharpest <= distance or len(self.texts) >= MOST_SAMPLES or not self.drafted:
+                return fits
+            # A first look may have had too few cells: its own estimate is not trusted far.
+            self.draw(min(missing, 3 * len(self.texts), MOST_SAMPLES - len(self.texts)))
 
     def draw(self, size: int) -> None:
         answers = self.ask(self.request, size)
@@ -156,25 +173,27 @@ class _PairedSample(_Sample):
     def __init__(self, context: Context, request: GenerationRequest, plan: Plan) -> None:
         super().__init__(context, request, plan)
         self._plain: list[Ids] = []
-        self._cells: Cells | None = None
+        self._kept: Cells | None = None
 
     def fits(self) -> list[Fit]:
-        # The confirmation keeps the cells of the screen, which it has not helped to choose.
-        cells = self._cells = self._cells or common_cells(self.texts + self._plain, 2 * LEAST, MOST_CELLS)
-        return [fit_two(self.texts, self._plain, cells, self.plan)]
+        return [fit_two(self.texts, self._plain, self._kept or self._cells(), self.plan)]
 
     def draw(self, size: int) -> None:
         super().draw(size)
         self._plain += [text_of(answer) for answer in self.ask(replace(self.request, num_draft_tokens=0), size)]
 
     def forget(self) -> None:
+        self._kept = self._cells()  # the confirmation must not help to choose its cells
         super().forget()
         self._plain = []
 
+    def _cells(self) -> Cells:
+        return common_cells(self.texts + self._plain, 2 * LEAST, MOST_CELLS)
 
-def _start(context: Context, case: Case, samples: int, plan: Plan) -> _Sample:
+
+def _start(context: Context, case: Case, distance: float, plan: Plan) -> _Sample:
     if isinstance(context.teacher, Teacher):
-        request, cells = _prepare(context.teacher, case, samples)
+        request, cells = _prepare(context.teacher, case, distance)
         return _TaughtSample(context, context.teacher, request, cells, plan)
     return _PairedSample(context, _request(case, PROMPTS[0]), plan)
 
@@ -191,8 +210,9 @@ def _request(case: Case, prompt: str) -> GenerationRequest:
     return case.options.apply(plain)
 
 
-def _prepare(teacher: Teacher, case: Case, samples: int) -> tuple[GenerationRequest, Cells]:
+def _prepare(teacher: Teacher, case: Case, distance: float) -> tuple[GenerationRequest, Cells]:
     """The prompt whose law has the most cells that can be told apart, and its cells."""
+    samples = 2 / distance**2  # about as many as will be drawn
     best: tuple[GenerationRequest, Cells] | None = None
     for prompt in PROMPTS:
         request = _request(case, prompt)
@@ -208,12 +228,11 @@ def _prepare(teacher: Teacher, case: Case, samples: int) -> tuple[GenerationRequ
 
 
 def _likely_end(teacher: Teacher, request: GenerationRequest) -> int:
-    """A token that often comes third, but not first: it ends some texts inside a verified block."""
-    first = teacher.law(request, ()).p
-    second = teacher.law(request, (int(first.argmax()),)).p
-    third = teacher.law(request, (int(first.argmax()), int(second.argmax()))).p
-    order = [int(token) for token in np.argsort(-third)[:8] if third[token] > 0 and first[token] == 0]
-    return order[1] if len(order) > 1 else int(np.argsort(-third)[1])
+    """The second choice for the last token that min_tokens holds back, else for the third one, inside a block."""
+    said: Ids = ()
+    for _ in range(request.min_tokens - 1 if request.min_tokens else 2):
+        said = (*said, int(teacher.law(request, said).p.argmax()))
+    return int(np.argsort(-teacher.law(request, said).p)[1])
 
 
 def _unlikely_end(teacher: Teacher, request: GenerationRequest) -> int:

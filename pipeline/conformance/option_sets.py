@@ -39,7 +39,8 @@ def _set(name: str, *needs: str, ends: bool = False, fields: dict[str, Any] | No
 
 
 BIAS = {"embedding_bias": ((" a", 2.0), (" the", -1.5), (",", 1.0)), "bad_words": ("it", "not")}
-PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3}
+PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": -1.0, "frequency_penalty": -0.4}
+"""Below 0 they invite what was said already, and the law depends on the history most."""
 MOST = {"temperature": 1.1, "top_k": 5, "top_p": 0.9, "min_p": 0.08, **PENALTIES}
 
 PLAIN = _set("temperature 1.2, top-k 2", temperature=1.2, top_k=2)
@@ -51,7 +52,7 @@ SETS = (
     _set("top-p 0.6", temperature=0.9, top_p=0.6),
     _set("min-p 0.25", temperature=1.1, min_p=0.25),
     _set("repetition penalty 1.5", repetition_penalty=1.5, top_k=3),
-    _set("presence and frequency penalty", presence_penalty=0.8, frequency_penalty=0.5, top_k=3),
+    _set("presence and frequency penalty", presence_penalty=-1.5, frequency_penalty=-0.5, top_k=3),
     _set("bias and bad words", fields=BIAS, top_k=3),
     _set("min-tokens 3", "end_id", temperature=1.2, top_k=3, ends=True, fields={"min_tokens": 3}),
     EVERYTHING,

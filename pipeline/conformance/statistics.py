@@ -78,8 +78,10 @@ def detectable(shift_at: Callable[[float], float], df: int, repeat: int, bound: 
         shape: of the confirmation.
 
     Returns:
-        1.0 where nothing would be found.
+        1.0 where nothing would be found: one cell only.
     """
+    if df == 0:
+        return 1.0
     screen, confirm = critical(SCREEN, df), 2 * critical_divergence(bound, shape)
 
     def found(distance: float) -> bool:

@@ -12,11 +12,19 @@ from pipeline.conformance.teacher import Teacher
 from pipeline.orchestrator.request import GenerationRequest
 
 K = 5
-TOKENS, QUICK_TOKENS = 40, 24
+TOKENS, QUICK_TOKENS = 32, 18
 RUNS, QUICK_RUNS = 4, 1
-WORDS = "red green blue yellow orange purple black white grey brown pink gold"
-REPETITION = f"{WORDS} {WORDS} {WORDS} red green blue"
-"""Its continuation is easy to draft, and no token comes twice in it: each can end the answer."""
+SENTENCE = "The quick brown fox jumps over the lazy dog and then runs far away from here.\n"
+REPETITION = f"{SENTENCE * 4}The quick brown"
+"""Easy to draft, and no token comes twice in a sentence: each can end the answer."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a verified block a token falls; `inside`: the block goes on behind it."""
+
+    index: int
+    inside: bool
 
 
 @dataclass(frozen=True)
@@ -24,12 +32,12 @@ class Ending:
     """A request and how its answer must end.
 
     Attributes:
-        index: of the last token inside its block.
+        place: of the last token inside its block.
         token_ids, text, reason: of the answer.
     """
 
     request: GenerationRequest
-    index: int
+    place: Place
     token_ids: tuple[int, ...]
     text: str
     reason: str
@@ -43,13 +51,13 @@ class Whole:
         request: with K drafts a round.
         answer: of it, ended by its length.
         texts: text of the first n tokens, at n.
-        places: position -> index inside its block, of tokens in blocks with drafts.
+        places: position -> place, of tokens in blocks with drafts.
     """
 
     request: GenerationRequest
     answer: Answer
     texts: tuple[str, ...]
-    places: dict[int, int]
+    places: dict[int, Place]
 
 
 class StoppingCheck(Check):
@@ -80,9 +88,9 @@ class StoppingCheck(Check):
             if not context.facts.offers(*needs):
                 yield self.not_offered(name, context.facts.why_not(*needs))
                 continue
-            yield self._ends(context, name, k, _one_per_index(runs, make))
+            yield self._ends(context, name, k, _one_per_place(runs, make))
         if context.facts.offers("end_id", "min_tokens"):
-            yield self._held_back(context, k, _one_per_index(runs, _by_held_back))
+            yield self._held_back(context, k, _one_per_place(runs, _by_held_back))
 
     def _ends(self, context: Context, name: str, k: int, endings: list[Ending]) -> Finding:
         ties = 0
@@ -91,13 +99,13 @@ class StoppingCheck(Check):
             if found == (ending.token_ids, ending.text, ending.reason):
                 problem = _miscounted(answer)
                 if problem:
-                    return self.failed(name, f"index {ending.index}: {problem}")
+                    return self.failed(name, f"index {ending.place.index}: {problem}")
             elif _tie(context, ending.request, ending.token_ids, answer):
                 ties += 1
             else:
                 return self.failed(
                     name,
-                    f"index {ending.index}: expected {ending.reason} after {len(ending.token_ids)} tokens "
+                    f"index {ending.place.index}: expected {ending.reason} after {len(ending.token_ids)} tokens "
                     f"{ending.text[-24:]!r}, got {answer.finish_reason} after {len(answer.token_ids)} "
                     f"{answer.text[-24:]!r}",
                 )
@@ -112,20 +120,29 @@ class StoppingCheck(Check):
             request = ending.request
             if min(len(left.token_ids), len(right.token_ids)) < request.min_tokens:
                 short = min(len(left.token_ids), len(right.token_ids))
-                return self.failed(name, f"index {ending.index}: {short} tokens, min_tokens = {request.min_tokens}")
+                return self.failed(
+                    name, f"index {ending.place.index}: {short} tokens, min_tokens = {request.min_tokens}"
+                )
             if any(request.end_id in answer.token_ids[: request.min_tokens] for answer in (left, right)):
-                return self.failed(name, f"index {ending.index}: the end token stands in the text")
+                return self.failed(name, f"index {ending.place.index}: the end token stands in the text")
             if left.token_ids != right.token_ids and not _tie(context, request, left.token_ids, right):
-                return self.failed(name, f"index {ending.index}: differs from plain decoding")
+                return self.failed(name, f"index {ending.place.index}: differs from plain decoding")
         return self._covered(name, k, endings, 0)
 
     def _covered(self, name: str, k: int, endings: list[Ending], ties: int) -> Finding:
-        indexes = sorted({ending.index for ending in endings})
-        if not indexes:
+        if not endings:
             return self.not_offered(name, "no token of the answers could end them")
-        excuse = f", {ties} decided otherwise at a tie" if ties else ""
-        shown = ", ".join(map(str, indexes))
-        return self.passed(name, f"index {shown} of 0 to {k} in blocks of K = {k}{excuse}", indexes=indexes)
+        inside, last = (
+            sorted({ending.place.index for ending in endings if ending.place.inside == wanted})
+            for wanted in (True, False)
+        )
+        excuse = f"; {ties} decided otherwise at a tie" if ties else ""
+        detail = f"index {_listed(inside)} inside a block, index {_listed(last)} at its end, K = {k}{excuse}"
+        return self.passed(name, detail, inside=inside, last=last, ties=ties)
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers)) or "none"
 
 
 def _wholes(context: Context, k: int) -> list[Whole]:
@@ -138,7 +155,8 @@ def _wholes(context: Context, k: int) -> list[Whole]:
         places, start = {}, 0
         for record in answer.rounds:
             if record["drafted"]:
-                places.update({start + i: i for i in range(record["committed"])})
+                committed = record["committed"]
+                places.update({start + i: Place(i, i < committed - 1) for i in range(committed)})
             start += record["committed"]
         wholes.append(Whole(request, answer, _beginnings(context, request, answer), places))
     return wholes
@@ -162,12 +180,12 @@ def _tie(context: Context, request: GenerationRequest, expected: Ids, answer: An
     return context.teacher.margin(request, expected[:position]) < TIE
 
 
-def _one_per_index(runs: list[Whole], make: Callable[[Whole, int], Ending | None]) -> list[Ending]:
-    found: dict[int, Ending] = {}
+def _one_per_place(runs: list[Whole], make: Callable[[Whole, int], Ending | None]) -> list[Ending]:
+    found: dict[Place, Ending] = {}
     for whole in runs:
-        for position, index in whole.places.items():
-            if index not in found and (ending := make(whole, position)) is not None:
-                found[index] = ending
+        for position, place in whole.places.items():
+            if place not in found and (ending := make(whole, position)) is not None:
+                found[place] = ending
     return list(found.values())
 
 
