@@ -39,6 +39,7 @@ from pipeline.engine.weights import (
 )
 from pipeline.errors import EngineError
 from pipeline.kv_cache.page_table import PageTable
+from pipeline.sampling.params import OPTIONS
 from pipeline.sampling.rules import PREFERENCE
 from pipeline.spec import DeploymentSpec
 from pipeline.text.compare import require_equal_tokenizers
@@ -91,9 +92,10 @@ def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, 
     limits = _limits(spec, role, config)
     capabilities = Capabilities(
         rules=PREFERENCE,
-        draft_options=("temperature", "top_k", "top_p"),
+        draft_options=OPTIONS,
+        options=OPTIONS,
         generation_logits="log_law",
-        log_probs=False,
+        log_probs=True,
         drops_drafts=False,
         deterministic=True,
     )

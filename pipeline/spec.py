@@ -48,6 +48,7 @@ class DraftSpec(_Strict):
     kv_blocks: int = Field(256, ge=2, le=1_000_000)
     threads: int = Field(0, ge=0, le=1024)
     head_tokens: int | None = Field(None, ge=1, description="keep only the most frequent tokens in the LM head")
+    sampling: Literal["q", "greedy"] = Field("q", description="draw drafts from q, or take the most probable token")
     ngram: NgramSpec = NgramSpec()
 
     @property
@@ -103,7 +104,7 @@ class DeploymentSpec(_Strict):
     target: TargetSpec
     draft: DraftSpec
     limits: LimitsSpec = LimitsSpec()
-    rule: Literal["auto", "token", "block", "match"] = "auto"
+    rule: Literal["auto", "token", "block", "coupled", "match"] = "auto"
     controller: ControllerSpec = ControllerSpec()
     deadlines: DeadlinesSpec = DeadlinesSpec()
     ports: PortsSpec = PortsSpec()

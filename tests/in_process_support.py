@@ -18,6 +18,7 @@ from pipeline.engine.model_config import ModelConfig
 from pipeline.kv_cache.page_table import PageTable
 from pipeline.orchestrator.loop import Orchestrator
 from pipeline.orchestrator.setup import make_orchestrator
+from pipeline.sampling.params import OPTIONS
 from pipeline.sampling.rules import PREFERENCE
 from pipeline.spec import DeploymentSpec
 from pipeline.text.tokenizer import Tokenizer
@@ -35,7 +36,7 @@ class LetterTokenizer:
         self.special_ids = frozenset({vocab - 1})
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [ord(letter) - 97 for letter in text]
+        return [ord(letter) - 97 for letter in text if "a" <= letter < chr(97 + self._vocab)]
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(97 + token) for token in ids if token != self._vocab - 1)
@@ -111,12 +112,14 @@ class Setting:
 
     Attributes:
         kind: of the draft.
+        draft_sampling: "q" or "greedy".
         controller: fields of the controller spec.
         vocab: tokens, the end token included.
         noise: of the draft's weights.
     """
 
     kind: Literal["hybrid", "model", "ngram", "none"] = "model"
+    draft_sampling: Literal["q", "greedy"] = "q"
     controller: tuple[tuple[str, Any], ...] = (("kind", "fixed"), ("k", 4))
     vocab: int = 26
     hidden: int = 32
@@ -176,6 +179,7 @@ def deploy(setting: Setting, engine: type[EmbeddedStepModel] = EmbeddedStepModel
             "draft": {
                 "kind": setting.kind,
                 "model": "d",
+                "sampling": setting.draft_sampling,
                 "kv_blocks": setting.pool("draft"),
                 "ngram": {"min_match": setting.min_match},
             },
@@ -257,9 +261,10 @@ def _manifest(role: str, setting: Setting) -> Manifest:
             ),
             "capabilities": Capabilities(
                 rules=PREFERENCE,
-                draft_options=("temperature", "top_k", "top_p"),
+                draft_options=OPTIONS,
+                options=OPTIONS,
                 generation_logits="log_law",
-                log_probs=False,
+                log_probs=True,
                 drops_drafts=False,
                 deterministic=True,
             ),

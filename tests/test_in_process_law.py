@@ -9,7 +9,6 @@ expected are pooled.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from chi_square import Ids, tail
 from in_process_support import Deployment, LetterTokenizer, Setting, deploy, make_config, random_weights
 from torch import Tensor
 
@@ -50,8 +50,6 @@ SETTING = Setting(
 )
 
 original_sample = scheduler.sample_with_law
-
-Ids = tuple[int, ...]
 
 
 @lru_cache
@@ -110,22 +108,6 @@ def answers(deployment: Deployment, rule: str) -> list[Ids]:
     return found
 
 
-def tail(found: Sequence[Ids], law: dict[Ids, float], length: int) -> float:
-    """Probability of a chi-square as large as this one; 0 where something impossible was said."""
-    counts = Counter(ids[:length] for ids in found)
-    if any(ids not in law for ids in counts):
-        return 0.0
-    cells = [(counts[ids], mass * len(found)) for ids, mass in law.items()]
-    large = [cell for cell in cells if cell[1] >= 8]
-    small = [cell for cell in cells if cell[1] < 8]
-    pooled = (sum(count for count, _ in small), sum(expected for _, expected in small))
-    if pooled[1] >= 8:
-        large.append(pooled)
-    statistic = sum((count - expected) ** 2 / expected for count, expected in large)
-    half = torch.tensor([(len(large) - 1) / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
-
-
 def smallest_tail(kind: Any, rule: str) -> float:
     with deploy(SETTING.replace(kind=kind)) as deployment:
         found = answers(deployment, rule)
@@ -147,9 +129,9 @@ def test_the_law_of_the_text(rule: str, kind: str) -> None:
     assert smallest_tail(kind, rule) > TAIL
 
 
-def withheld_end(logits: Tensor, calls: Sequence[Any]) -> tuple[list[int], Tensor]:
+def withheld_end(logits: Tensor, calls: Sequence[Any], head: Any = None) -> tuple[list[int], Tensor]:
     """A draft that never proposes the end token, and reports the law that does."""
-    _, law = original_sample(logits, calls)
+    _, law = original_sample(logits, calls, head)
     masked = law.clone()
     masked[:, END] = 0.0
     u = torch.tensor([uniforms(call.seed, call.start, 1)[0] for call in calls], dtype=torch.float64)

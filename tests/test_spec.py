@@ -163,3 +163,16 @@ def test_a_spec_cannot_be_changed(tmp_path: Path) -> None:
     """It is shared by everything that was made from it."""
     with pytest.raises(Exception, match="frozen"):
         load(tmp_path, changed()).name = "other"  # type: ignore[misc]
+
+
+def test_draft_sampling_and_rules(tmp_path: Path) -> None:
+    """Drafts from q or greedy; every rule may be the deployment's own."""
+    path = tmp_path / "spec.yaml"
+    text = "name: t\nrule: {}\ntarget: {{model: m}}\ndraft: {{kind: ngram, sampling: {}}}\n"
+    for rule, sampling in (("coupled", "greedy"), ("block", "q"), ("match", "q"), ("token", "greedy"), ("auto", "q")):
+        path.write_text(text.format(rule, sampling))
+        spec = DeploymentSpec.load(path)
+        assert (spec.rule, spec.draft.sampling) == (rule, sampling)
+    path.write_text(text.format("auto", "hot"))
+    with pytest.raises(SpecError, match=r"draft\.sampling: .*'q' or 'greedy' \(got 'hot'\)"):
+        DeploymentSpec.load(path)

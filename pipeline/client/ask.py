@@ -51,17 +51,35 @@ def local_replies(orchestrator: Orchestrator, request: GenerationRequest) -> Ite
             statistics=statistics,
             finish_reason=chunk.finish_reason,
             seconds=time.perf_counter() - started,
+            log_probs=chunk.log_probs,
+            cum_log_prob=chunk.cum_log_prob,
+            sequence_index=chunk.sequence_index,
         )
 
 
 def show_answer(replies: Iterator[Reply], console: Console, stats: bool) -> Reply | None:
-    """Print an answer while it comes; returns the last reply."""
+    """Print answers while they come; returns the last reply."""
     legend(console)
     last: Reply | None = None
+    log_probs: list[float] = []
     for last in replies:
-        show_piece(console, last.text, last.round)
-    console.print()
-    if stats and last is not None and last.statistics is not None:
-        line = statistics_line(last.statistics, last.seconds)
-        console.print(line, style="dim", highlight=False, soft_wrap=True)
+        # Where every token has a reply of its own, the record of a round tells no single token's colour.
+        own = last.round is not None and "".join(last.round["text"]) == last.text
+        show_piece(console, last.text, last.round if own else None)
+        log_probs.extend(last.log_probs)
+        if last.finish_reason is not None:
+            _show_end(last, log_probs, console, stats)
+            log_probs = []
     return last
+
+
+def _show_end(last: Reply, log_probs: list[float], console: Console, stats: bool) -> None:
+    lines = []
+    if last.cum_log_prob is not None:
+        each = " ".join(f"{value:.3f}" for value in log_probs)
+        lines.append(f"log-probs: {each}; sum {last.cum_log_prob:.3f}")
+    if stats and last.statistics is not None:
+        lines.append(statistics_line(last.statistics, last.seconds))
+    console.print()
+    for line in lines:
+        console.print(line, style="dim", highlight=False, soft_wrap=True)

@@ -11,9 +11,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pipeline.client.options import GenerationOptions, MaxTokensOption, takes_options
 from pipeline.errors import SpecDecodeError
-from pipeline.orchestrator.request import DEFAULT_MAX_TOKENS, GenerationRequest
-from pipeline.sampling.params import SamplingParams
 from pipeline.spec import DEFAULT_SPEC, ROOT, DeploymentSpec, PortsSpec
 
 app = typer.Typer(
@@ -25,17 +24,6 @@ app = typer.Typer(
 console = Console()
 
 SpecOption = Annotated[Path, typer.Option("--spec", help="deployment spec, a YAML file")]
-ChatOption = Annotated[bool, typer.Option("--chat", help="apply the model's chat template to the prompt")]
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="tokens to generate at most")]
-TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is greedy")]
-TopKOption = Annotated[int, typer.Option("--top-k", help="0 is off")]
-TopPOption = Annotated[float, typer.Option("--top-p", help="1.0 is off")]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="absent: drawn from the operating system")]
-StopOption = Annotated[list[str] | None, typer.Option("--stop", help="text that ends the answer; may be repeated")]
-DraftTokensOption = Annotated[
-    int | None, typer.Option("-k", "--num-draft-tokens", help="0: plain decoding, n: fixed K, absent: controller")
-]
-RuleOption = Annotated[str, typer.Option("--rule", help="acceptance rule: auto, block, token or match")]
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one; absent: the spec's")]
 StatsOption = Annotated[bool, typer.Option("--stats/--no-stats", help="a line of statistics after the answer")]
 
@@ -95,19 +83,12 @@ def stop(spec: SpecOption = DEFAULT_SPEC) -> None:
 
 
 @app.command()
+@takes_options
 def request(
     prompt: Annotated[str, typer.Argument(help="the prompt")],
+    options: GenerationOptions,
     spec: SpecOption = DEFAULT_SPEC,
     url: Annotated[str | None, typer.Option(help="host:port of gRPC; absent: the running server of the spec")] = None,
-    chat: ChatOption = False,
-    max_tokens: MaxTokensOption = DEFAULT_MAX_TOKENS,
-    temperature: TemperatureOption = 0.0,
-    top_k: TopKOption = 0,
-    top_p: TopPOption = 1.0,
-    seed: SeedOption = None,
-    stop: StopOption = None,
-    num_draft_tokens: DraftTokensOption = None,
-    rule: RuleOption = "auto",
     stats: StatsOption = True,
 ) -> None:
     """Stream one answer from a server, coloured by who decided each token."""
@@ -115,34 +96,27 @@ def request(
     def work() -> int:
         from pipeline.client.ask import ask_server
 
-        wanted = _request(prompt, chat, max_tokens, temperature, top_k, top_p, seed, stop, num_draft_tokens, rule)
+        wanted = options.request(prompt)
         return ask_server(wanted, url or _address(DeploymentSpec.load(spec)), console, stats)
 
     _exit(work)
 
 
 @app.command()
+@takes_options
 def generate(
     prompt: Annotated[str, typer.Argument(help="the prompt")],
+    options: GenerationOptions,
     spec: SpecOption = DEFAULT_SPEC,
-    chat: ChatOption = False,
-    max_tokens: MaxTokensOption = DEFAULT_MAX_TOKENS,
-    temperature: TemperatureOption = 0.0,
-    top_k: TopKOption = 0,
-    top_p: TopPOption = 1.0,
-    seed: SeedOption = None,
-    stop: StopOption = None,
-    num_draft_tokens: DraftTokensOption = None,
-    rule: RuleOption = "auto",
     stats: StatsOption = True,
 ) -> None:
     """Decode in this process, without Triton: the same loop on the same engines."""
 
     def work() -> int:
         loaded = DeploymentSpec.load(spec)  # first: what follows takes seconds to import
+        wanted = options.request(prompt)
         from pipeline.client.ask import ask_local
 
-        wanted = _request(prompt, chat, max_tokens, temperature, top_k, top_p, seed, stop, num_draft_tokens, rule)
         return ask_local(wanted, loaded, console, stats)
 
     _exit(work)
@@ -208,31 +182,42 @@ def bench(
     _exit(work)
 
 
-def _request(
-    prompt: str,
-    chat: bool,
-    max_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int | None,
-    stop: list[str] | None,
-    num_draft_tokens: int | None,
-    rule: str,
-) -> GenerationRequest:
-    return GenerationRequest(
-        text_input=prompt,
-        max_tokens=max_tokens,
-        sampling=SamplingParams(temperature, top_k, top_p),
-        seed=seed,
-        stop_words=tuple(stop or ()),
-        stream=True,
-        exclude_input_in_output=True,
-        return_perf_metrics=True,
-        num_draft_tokens=num_draft_tokens,
-        acceptance_rule=rule,
-        chat=chat,
-    )
+@app.command()
+def conformance(
+    spec: SpecOption = DEFAULT_SPEC,
+    url: Annotated[str | None, typer.Option(help="host:port of gRPC of a running deployment")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="start the server of the spec for this run")] = False,
+    tokenizer: Annotated[Path | None, typer.Option(help="folder of the target's tokenizer; absent: the spec's")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSONL with the keys text and kind")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the findings here as well")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="fewer prompts, two option sets, no log-probs")] = False,
+) -> None:
+    """Prove that text follows the target's law: of a deployment at a URL, a server started here, or in process."""
+
+    def work() -> int:
+        loaded = DeploymentSpec.load(spec)
+        from pipeline.client.conformance import run_conformance
+
+        return run_conformance(loaded, console, url, serve, tokenizer, prompts, json_file, quick)
+
+    _exit(work)
+
+
+@app.command()
+def acceptance(
+    spec: SpecOption = DEFAULT_SPEC,
+    max_tokens: MaxTokensOption = 32,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here as well")] = None,
+) -> None:
+    """Count how often sampled drafts are kept, by acceptance rule and temperature, in this process."""
+
+    def work() -> int:
+        loaded = DeploymentSpec.load(spec)
+        from pipeline.client.bench_acceptance import run_acceptance
+
+        return run_acceptance(loaded, console, max_tokens, json_file)
+
+    _exit(work)
 
 
 def _address(spec: DeploymentSpec) -> str:

@@ -19,8 +19,6 @@ from pipeline.errors import ServerError, StepError
 from pipeline.orchestrator.request import GenerationRequest
 from pipeline.sampling.params import SamplingParams
 from pipeline.serving.contract import (
-    CHAT_PARAMETER,
-    RULE_PARAMETER,
     SPEC_DECODE,
     SPEC_DECODE_MODEL,
     STEP,
@@ -28,6 +26,7 @@ from pipeline.serving.contract import (
     Array,
     TensorSpec,
 )
+from pipeline.serving.generation import encode_generation
 from pipeline.serving.request_tensors import encode_request
 
 Json = dict[str, Any]
@@ -41,9 +40,12 @@ class Reply:
         text: new text.
         token_ids: committed tokens that it adds.
         round: how its round went, where asked for.
-        statistics: on the last one.
-        finish_reason: on the last one.
+        statistics: on the last one of an answer.
+        finish_reason: on the last one of an answer.
         seconds: since the request was sent.
+        log_probs: one per token, where asked for.
+        cum_log_prob: sum over the answer up to here, where asked for.
+        sequence_index: which of num_return_sequences answers it belongs to.
     """
 
     text: str
@@ -52,6 +54,9 @@ class Reply:
     statistics: Json | None
     finish_reason: str | None
     seconds: float
+    log_probs: tuple[float, ...] = ()
+    cum_log_prob: float | None = None
+    sequence_index: int = 0
 
 
 class SpecDecodeClient:
@@ -84,22 +89,18 @@ class SpecDecodeClient:
         self._client.close()
 
     def generate(self, request: GenerationRequest) -> Iterator[Reply]:
-        """Stream an answer.
+        """Answers as they come; a request that does not stream gets one reply per answer, all at its end.
 
         Raises:
             StepError: the server's error, with the server's words.
             ServerError: it cannot be reached, or says nothing for too long.
         """
-        parameters: dict[str, Any] = {}
-        if request.chat:
-            parameters[CHAT_PARAMETER] = True
-        if request.acceptance_rule != "auto":
-            parameters[RULE_PARAMETER] = request.acceptance_rule
+        tensors, parameters = encode_generation(request)
         started = time.perf_counter()
         try:
             self._client.async_stream_infer(
                 SPEC_DECODE_MODEL,
-                _inputs(request),
+                [_input(SPEC_DECODE.input(name), array) for name, array in tensors.items()],
                 request_id=request.request_id,
                 parameters=parameters or None,
                 enable_empty_final_response=True,
@@ -115,9 +116,7 @@ class SpecDecodeClient:
                 raise ServerError(f"no response from {self._address} for {self._timeout_s:g} s") from None
             if error is not None:
                 raise _error(error, self._address)
-            reply = _reply(result, time.perf_counter() - started)
-            if reply.text or reply.token_ids or reply.finish_reason is not None:
-                yield reply
+            yield from _replies(result, time.perf_counter() - started)
             if result.get_response().parameters["triton_final_response"].bool_param:
                 return
 
@@ -150,54 +149,44 @@ class SpecDecodeClient:
             raise _error(error, self._address) from error
 
 
-def _inputs(request: GenerationRequest) -> list[Any]:
-    values: dict[str, Any] = {
-        "text_input": [request.text_input.encode()],
-        "max_tokens": [request.max_tokens],
-        "temperature": [request.sampling.temperature],
-        "top_k": [request.sampling.top_k],
-        "top_p": [request.sampling.top_p],
-        "stream": [request.stream],
-        "exclude_input_in_output": [request.exclude_input_in_output],
-        "return_perf_metrics": [request.return_perf_metrics],
-    }
-    if request.seed is not None:
-        values["seed"] = [request.seed]
-    if request.stop_words:
-        values["stop_words"] = [word.encode() for word in request.stop_words]
-    if request.end_id is not None:
-        values["end_id"] = [request.end_id]
-    if request.num_draft_tokens is not None:
-        values["num_draft_tokens"] = [request.num_draft_tokens]
-    inputs = []
-    for name, value in values.items():
-        spec = SPEC_DECODE.input(name)
-        array: Array = np.array(value, spec.dtype)
-        inputs.append(_input(spec, array.reshape(*SPEC_DECODE.batch_dims, -1)))
-    return inputs
-
-
 def _input(spec: TensorSpec, array: Array) -> Any:
     tensor = grpcclient.InferInput(spec.name, list(array.shape), "BYTES" if spec.kind == "STRING" else spec.kind)
     tensor.set_data_from_numpy(array)
     return tensor
 
 
-def _reply(result: Any, seconds: float) -> Reply:
-    def text(name: str) -> str | None:
-        array = result.as_numpy(name)
-        return None if array is None or not array.size else array.reshape(-1)[0].decode()
+def _replies(result: Any, seconds: float) -> list[Reply]:
+    """The replies in one response, one per answer; an empty final response has none."""
 
-    ids = result.as_numpy("token_ids")
-    round_json, statistics = text("spec_decode_round"), text("spec_decode_stats")
-    return Reply(
-        text=text("text_output") or "",
-        token_ids=() if ids is None else tuple(int(token) for token in ids.reshape(-1)),
-        round=json.loads(round_json) if round_json else None,
-        statistics=json.loads(statistics) if statistics else None,
-        finish_reason=text("finish_reason"),
-        seconds=seconds,
-    )
+    def items(name: str) -> list[Any]:
+        array = result.as_numpy(name)
+        return [] if array is None else list(array.reshape(-1))
+
+    texts = [text.decode() for text in items("text_output")]
+    if not texts:
+        return []
+    ids = result.as_numpy("token_ids").reshape(len(texts), -1)
+    log_probs = result.as_numpy("output_log_probs")
+    rounds, statistics = items("spec_decode_round"), items("spec_decode_stats")
+    reasons, sums, index = items("finish_reason"), items("cum_log_probs"), items("sequence_index")
+    replies = []
+    for i, text in enumerate(texts):
+        tokens = tuple(int(token) for token in ids[i] if token >= 0)
+        values = () if log_probs is None else log_probs.reshape(len(texts), -1)[i, : len(tokens)]
+        replies.append(
+            Reply(
+                text=text,
+                token_ids=tokens,
+                round=json.loads(rounds[i]) if rounds else None,
+                statistics=json.loads(statistics[i]) if statistics else None,
+                finish_reason=reasons[i].decode() if reasons else None,
+                seconds=seconds,
+                log_probs=tuple(float(value) for value in values),
+                cum_log_prob=float(sums[i]) if sums else None,
+                sequence_index=int(index[i]) if index else i,
+            )
+        )
+    return replies
 
 
 def _error(error: Exception, address: str) -> Exception:

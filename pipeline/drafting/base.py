@@ -50,8 +50,9 @@ class DraftContext:
     Attributes:
         request_id: unique in this process.
         prompt_ids: the prompt.
-        sampling: the request's options.
-        seed: the request's seed.
+        sampling: the request's options, words as token ids.
+        seed: the answer's seed.
+        rule: the acceptance rule that drafts will meet.
         arrival: order of the request.
     """
 
@@ -59,6 +60,7 @@ class DraftContext:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     seed: int
+    rule: str = "auto"
     arrival: int = 0
 
 
@@ -83,7 +85,13 @@ class DraftSession(ABC):
 
 
 class Drafter(ABC):
-    """A draft source of a deployment."""
+    """A draft source of a deployment.
+
+    Attributes:
+        deterministic: the same text, seed and K give the same drafts, whatever else is computed beside them.
+    """
+
+    deterministic: bool = True
 
     @abstractmethod
     def start(self, context: DraftContext) -> DraftSession:

@@ -12,6 +12,7 @@ class HybridDrafter(Drafter):
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = tuple(drafters)
+        self.deterministic = all(drafter.deterministic for drafter in self._drafters)
 
     def start(self, context: DraftContext) -> DraftSession:
         return _HybridSession([drafter.start(context) for drafter in self._drafters])

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from pipeline.drafting.base import Draft, DraftContext, Drafter, DraftSession, Offer
-from pipeline.engine.manifest import Manifest
-from pipeline.engine.step import FloatArray, StepModel, StepRequest
-from pipeline.engine.waiting import wait_for
+from pipeline.engine.manifest import Capabilities, Manifest
+from pipeline.engine.step import RULE_AUTO, FloatArray, StepModel, StepRequest
+from pipeline.engine.waiting import call
 from pipeline.errors import StepError
-from pipeline.sampling.params import GREEDY, SamplingParams
+from pipeline.sampling.params import SamplingParams
 from pipeline.sampling.random import call_seed
+from pipeline.sampling.rules import RULES
 
+COUPLED = "coupled"
+RANDOM_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
+HISTORY_OPTIONS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words")
 TEMPERATURE_EPSILON = 1e-6  # TensorRT-LLM divides logits by T + 1e-6 (facts: processors of its decoder)
 
 
@@ -24,27 +29,37 @@ class ModelDrafter(Drafter):
         step_model: the draft engine.
         manifest: its limits and capabilities.
         deadline_s: seconds after which a call is abandoned.
+        greedy: draft the most probable tokens, whatever the request's temperature: a one-hot q.
     """
 
-    def __init__(self, step_model: StepModel, manifest: Manifest, deadline_s: float) -> None:
+    def __init__(self, step_model: StepModel, manifest: Manifest, deadline_s: float, greedy: bool = False) -> None:
         self._step_model = step_model
         self._manifest = manifest
         self._deadline_s = deadline_s
+        self._greedy = greedy
+        self.deterministic = manifest.capabilities.deterministic
 
     def start(self, context: DraftContext) -> ModelSession:
-        return ModelSession(context, self._step_model, self._manifest, self._deadline_s)
+        return ModelSession(context, self._step_model, self._manifest, self._deadline_s, self._greedy)
 
 
 class ModelSession(DraftSession):
-    """Drafts of one request. Calls carry no end_id and no stop words: EOS is an ordinary draft token."""
+    """Drafts of one request. Calls carry no end_id, min_tokens or stop words: EOS is an ordinary draft token."""
 
-    def __init__(self, context: DraftContext, step_model: StepModel, manifest: Manifest, deadline_s: float) -> None:
+    def __init__(
+        self, context: DraftContext, step_model: StepModel, manifest: Manifest, deadline_s: float, greedy: bool = False
+    ) -> None:
         self._context = context
         self._step_model = step_model
         self._manifest = manifest
         self._deadline_s = deadline_s
         self._tokens = list(context.prompt_ids)
-        self._sampling = draft_sampling(context.sampling, manifest.capabilities.draft_options)
+        capabilities = manifest.capabilities
+        self._sampling = draft_sampling(context.sampling, capabilities, greedy)
+        self._coupled = context.rule == COUPLED and COUPLED in capabilities.rules
+        # A greedy draft is one-hot, and some rules never look at q: K laws need not travel.
+        rule = RULES.get(context.rule)
+        self._needs_q = not self._sampling.greedy and (rule is None or rule.uses_q)
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._tokens.extend(tokens)
@@ -55,21 +70,23 @@ class ModelSession(DraftSession):
         return (Offer("model", "model", most),) if most > 0 else ()
 
     def propose(self, offer: Offer, k: int, round_index: int) -> Draft:
-        context, greedy = self._context, self._sampling.greedy
+        context = self._context
         request = StepRequest(
             request_id=f"{context.request_id}/draft/{round_index}",
             input_ids=tuple(self._tokens),
             max_new_tokens=k,
             sampling=self._sampling,
-            seed=call_seed(context.seed, round_index, "draft"),
-            return_logits=not greedy,
+            # Coupled: the noise of the target at the same places, so that both choose alike.
+            seed=context.seed if self._coupled else call_seed(context.seed, round_index, "draft"),
+            rule=COUPLED if self._coupled else RULE_AUTO,
+            return_logits=self._needs_q,
             arrival=context.arrival,
         )
-        result = wait_for(self._step_model.submit(request), self._deadline_s, "draft")
+        result = call(self._step_model, request, self._deadline_s, "draft")
         ids = result.output_ids[:k]
         if not ids:
             raise StepError("the draft returned no token")
-        if greedy:
+        if not self._needs_q:
             return Draft("model", ids)
         logits = result.generation_logits
         if logits is None or logits.shape[0] < len(ids):
@@ -77,15 +94,28 @@ class ModelSession(DraftSession):
         return Draft("model", ids, log_q(logits[: len(ids)], self._sampling, self._manifest))
 
 
-def draft_sampling(sampling: SamplingParams, options: Sequence[str]) -> SamplingParams:
-    """The request's options as far as the draft may be sent them; the law q may differ, the text's law does not."""
-    if sampling.greedy:
-        return GREEDY
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k if "top_k" in options else 0,
-        top_p=sampling.top_p if "top_p" in options else 1.0,
-    )
+def draft_sampling(sampling: SamplingParams, capabilities: Capabilities, greedy: bool = False) -> SamplingParams:
+    """The request's options as far as the draft may be sent them.
+
+    What is left out moves q away from p and lowers acceptance; the text's law is p's whatever q is, as long as the
+    target is told the q that was drawn from. An engine that returns raw logits does not tell it: there q can be
+    made from the temperature alone, and nothing else is sent.
+
+    Args:
+        sampling: of the request.
+        capabilities: of the draft engine.
+        greedy: the deployment's drafts are greedy.
+    """
+    options = set(capabilities.draft_options)
+    greedy = greedy or sampling.greedy or "temperature" not in options
+    if greedy:
+        options -= set(RANDOM_OPTIONS)
+    elif capabilities.generation_logits == "raw":
+        options &= {"temperature"}
+    kept: dict[str, Any] = {
+        name: getattr(sampling, name) for name in (*RANDOM_OPTIONS, *HISTORY_OPTIONS) if name in options
+    }
+    return SamplingParams(**kept)
 
 
 def log_q(logits: FloatArray, sampling: SamplingParams, manifest: Manifest) -> FloatArray:

@@ -10,7 +10,7 @@ from torch import Tensor
 from pipeline.engine.batch import Row
 from pipeline.engine.step import KvUse, StepRequest, StepResult
 from pipeline.kv_cache.page_table import PageTable
-from pipeline.sampling.verify import VerifyCall
+from pipeline.sampling.call import VerifyCall
 
 
 @dataclass(eq=False)
@@ -37,6 +37,7 @@ class Call:
     computed_tokens: int = 0
     compute_s: float = 0.0
     log_laws: list[Tensor] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
     stopped: bool = False
 
     def __post_init__(self) -> None:
@@ -73,6 +74,9 @@ class Call:
             rule=self.rule,
             seed=request.seed,
             start=self.uniforms_used,
+            tokens=self.known,
+            end_id=request.end_id,
+            min_tokens=max(0, request.min_tokens - len(self.output)),
         )
 
     def commit(self, tokens: list[int]) -> bool:
@@ -92,6 +96,7 @@ class Call:
             total_draft_tokens=len(self.drafts),
             total_accepted_draft_tokens=self.accepted,
             generation_logits=None if log_laws is None else log_laws.numpy(),
+            log_probs=tuple(self.log_probs),
             kv=KvUse(
                 alloc_new_blocks=table.new_blocks,
                 reused_blocks=table.reused_blocks,

@@ -22,8 +22,8 @@ from pipeline.engine.step import StepModel, StepRequest, StepResult
 from pipeline.engine.weights import load_weights
 from pipeline.errors import EngineError, InvalidRequestError, StepError
 from pipeline.kv_cache.cache import KvCache
+from pipeline.sampling.call import check_call
 from pipeline.sampling.rules import resolve_rule
-from pipeline.sampling.verify import check_call
 
 
 class EmbeddedStepModel(StepModel):
@@ -106,8 +106,9 @@ class EmbeddedStepModel(StepModel):
                 f"this engine holds {limits.max_seq_len} tokens (max_seq_len)",
             )
         call = Call(request, resolve_rule(request.rule, self._rules), future, request.draft_ids)
-        if sent:
-            check_call(call.verify_call(), self._vocab)
+        if request.min_tokens < 0:
+            raise InvalidRequestError("min_tokens", request.min_tokens, "must be 0 or more")
+        check_call(call.verify_call(), self._vocab)
         return call
 
     def _run(self) -> None:

@@ -39,6 +39,7 @@ class Capabilities(_Frozen):
 
     rules: tuple[str, ...]  # acceptance rules, best first
     draft_options: tuple[str, ...]  # sampling options that a draft may be sent
+    options: tuple[str, ...] = ("temperature", "top_k", "top_p")  # sampling options that a target may be sent
     generation_logits: Literal["raw", "log_law"]  # before or after the processors
     log_probs: bool
     drops_drafts: bool  # may verify fewer drafts than it was sent

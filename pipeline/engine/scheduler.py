@@ -13,8 +13,10 @@ from pipeline.engine.call import Call
 from pipeline.engine.decoder import Decoder
 from pipeline.errors import StepError
 from pipeline.kv_cache.cache import KvCache
-from pipeline.sampling.laws import finite_rows, log_laws
-from pipeline.sampling.verify import sample, sample_with_law, verify
+from pipeline.sampling.head import Head
+from pipeline.sampling.laws import ZERO_LOG, finite_rows, log_laws, log_probs
+from pipeline.sampling.laws import laws as make_laws
+from pipeline.sampling.verify import IMPOSSIBLE, Decision, sample, sample_with_law, verify
 
 MAX_BATCH_TOKENS = 512
 
@@ -31,6 +33,7 @@ class Scheduler:
 
     def __init__(self, decoder: Decoder, kv: KvCache, max_calls: int, max_batch_tokens: int = MAX_BATCH_TOKENS) -> None:
         self._decoder = decoder
+        self._head = None if decoder.head_ids is None else Head.of(decoder.head_ids, decoder.config.vocab_size)
         self._kv = kv
         self._max_calls = max_calls
         self._max_batch_tokens = max_batch_tokens
@@ -130,33 +133,51 @@ class Scheduler:
     def _decide(self, calls: Sequence[Call], logits: Tensor) -> list[Call]:
         """Choose the next tokens of calls with equally many logits [calls, K + 1, width]; return those that ended."""
         requests = [call.verify_call() for call in calls]
-        ended = []
-        if logits.shape[1] == 1:
-            wants_law = any(call.request.return_logits for call in calls)
-            laws = None
-            if wants_law:
-                tokens, laws = sample_with_law(logits[:, 0], requests)
-            else:
-                tokens = sample(logits[:, 0], requests)
-            head_ids = self._decoder.head_ids
-            for i, call in enumerate(calls):
-                call.uniforms_used += requests[i].uniforms
-                token = tokens[i] if head_ids is None else int(head_ids[tokens[i]])
-                before = len(call.output)
-                if call.commit([token]):
-                    ended.append(call)
-                if laws is not None and call.request.return_logits and len(call.output) > before:
-                    call.log_laws.append(log_laws(laws[i])[None])
-            return ended
-        for i, (call, decision) in enumerate(zip(calls, verify(logits, requests), strict=True)):
+        laws = None
+        # Nobody looks at the logits again: they are not kept.
+        spent = not any(call.request.return_log_probs or call.request.return_logits for call in calls)
+        if logits.shape[1] > 1:
+            decisions = verify(logits, requests, spent)
+        elif any(call.request.return_logits for call in calls):
+            tokens, laws = sample_with_law(logits[:, 0], requests, self._head)
+            decisions = [Decision(0, token) for token in tokens]
+        else:
+            decisions = [Decision(0, token) for token in sample(logits[:, 0], requests, self._head, spent)]
+        ended: list[Call] = []
+        new = [0] * len(calls)
+        for i, (call, decision) in enumerate(zip(calls, decisions, strict=True)):
+            if decision.token == IMPOSSIBLE:
+                self._fail(call, StepError("no token is possible: the options forbid all that the model allows"))
+                continue
             call.uniforms_used += requests[i].uniforms
-            call.commit([*call.drafts[: decision.accepted], decision.token])
-            call.accepted = min(decision.accepted, len(call.output))
-            if call.request.return_logits and call.output:
-                _, law = sample_with_law(logits[i, : len(call.output)], [requests[i]] * len(call.output))
-                call.log_laws.append(log_laws(law))
-            ended.append(call)
+            before = len(call.output)
+            if call.commit([*requests[i].drafts[: decision.accepted], decision.token]):
+                ended.append(call)
+            new[i] = len(call.output) - before
+            if requests[i].drafts:
+                call.accepted = min(decision.accepted, new[i])
+            if call.request.return_logits and new[i]:
+                if laws is None:
+                    whole = make_laws(logits[i : i + 1], [requests[i].sampling], [requests[i].context], self._head)[0]
+                else:
+                    whole = laws[i : i + 1]
+                call.log_laws.append(log_laws(whole[: new[i]]))
+        self._add_log_probs(calls, logits, new)
         return ended
+
+    def _add_log_probs(self, calls: Sequence[Call], logits: Tensor, new: Sequence[int]) -> None:
+        """Log probabilities of the tokens just committed, new[i] of each call that asked."""
+        asked = [i for i, call in enumerate(calls) if call.request.return_log_probs and new[i]]
+        if not asked:
+            return
+        rows = torch.tensor([i for i in asked for _ in range(new[i])])
+        positions = torch.tensor([position for i in asked for position in range(new[i])])
+        tokens = torch.tensor([token for i in asked for token in calls[i].output[-new[i] :]])
+        places = tokens if self._head is None else torch.from_numpy(self._head.places)[tokens]
+        found = log_probs(logits[rows, positions], places).tolist()
+        for i in asked:
+            calls[i].log_probs += found[: new[i]]
+            del found[: new[i]]
 
     def _finish(self, call: Call) -> None:
         table = call.table
@@ -173,11 +194,10 @@ class Scheduler:
         if not call.log_laws:
             return None
         law = torch.cat(call.log_laws)
-        head_ids = self._decoder.head_ids
-        if head_ids is None:
+        if self._head is None:
             return law
-        full = law.new_full((law.shape[0], self._decoder.config.vocab_size), -1e9)
-        full[:, head_ids] = law
+        full = law.new_full((law.shape[0], self._decoder.config.vocab_size), ZERO_LOG)
+        full[:, self._head.ids] = law
         return full
 
     def _fail(self, call: Call, error: Exception) -> None:

@@ -32,10 +32,13 @@ class StepRequest:
         draft_ids: K proposed tokens to verify; empty for plain decoding or drafting.
         draft_logits: [K, vocab] log q, up to a constant per row; None means a one-hot q at each draft token.
         sampling: the options of the law.
-        seed: of this call alone: hash(request seed, round, role).
+        seed: of this call alone: hash(request seed, round, role); under "coupled" the request's own seed.
         end_id: the token that ends the sequence, or None (draft calls never send one).
-        rule: acceptance rule, or "auto": the best the engine offers.
+        min_tokens: new tokens of this call before the end token may come; of no account without end_id.
+        rule: acceptance rule, or "auto": the best the engine offers. "coupled" shapes plain decoding and
+            drafting too; the others act on drafts alone.
         return_logits: ask for [new, vocab] log laws of the returned tokens (`return_generation_logits`).
+        return_log_probs: ask for the log probability of each returned token.
         arrival: order of the request at the orchestrator; smaller is admitted first.
     """
 
@@ -47,8 +50,10 @@ class StepRequest:
     sampling: SamplingParams = GREEDY
     seed: int = 0
     end_id: int | None = None
+    min_tokens: int = 0
     rule: str = RULE_AUTO
     return_logits: bool = False
+    return_log_probs: bool = False
     arrival: int = 0
 
 
@@ -72,6 +77,8 @@ class StepResult:
         total_draft_tokens: drafts verified: the first of those sent, perhaps fewer.
         total_accepted_draft_tokens: of those, how many were kept.
         generation_logits: [new, vocab] log laws, if asked for.
+        log_probs: of each of output_ids under log_softmax of the raw logits, before any sampling option acts;
+            empty if not asked for. The end token is not in output_ids and has none.
         kv: block counters of this call.
         compute_s: seconds of forward passes this call took part in, measured at the engine.
     """
@@ -80,6 +87,7 @@ class StepResult:
     total_draft_tokens: int = 0
     total_accepted_draft_tokens: int = 0
     generation_logits: FloatArray | None = None
+    log_probs: tuple[float, ...] = ()
     kv: KvUse = field(default_factory=KvUse)
     compute_s: float = 0.0
 

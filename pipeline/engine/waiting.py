@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
-from pipeline.engine.step import StepResult
+from pipeline.engine.step import StepModel, StepRequest, StepResult
 from pipeline.errors import StepTimeoutError
 
-_lock = threading.Lock()
-_abandoned = 0
 
-
-def wait_for(future: Future[StepResult], deadline_s: float, role: str) -> StepResult:
+def call(step_model: StepModel, request: StepRequest, deadline_s: float, role: str) -> StepResult:
     """The result of a call, or an error at its deadline.
 
     Raises:
-        StepTimeoutError: no answer in `deadline_s` seconds; the call is abandoned and counted.
+        StepTimeoutError: no answer in `deadline_s` seconds; the engine is asked to stop the call.
+        StepError: the call failed.
+    """
+    try:
+        return wait_for(step_model.submit(request), deadline_s, role)
+    except StepTimeoutError:
+        # A slow engine would go on computing what nobody waits for.
+        step_model.stop(request.request_id)
+        raise
+
+
+def wait_for(future: Future[StepResult], deadline_s: float, role: str) -> StepResult:
+    """The result of a call that was submitted, or an error at its deadline.
+
+    Raises:
+        StepTimeoutError: no answer in `deadline_s` seconds; the call goes on.
         StepError: the call failed.
     """
     try:
@@ -25,12 +36,4 @@ def wait_for(future: Future[StepResult], deadline_s: float, role: str) -> StepRe
     except FutureTimeoutError:
         if future.done():
             return future.result()
-        global _abandoned
-        with _lock:
-            _abandoned += 1
         raise StepTimeoutError(f"the {role} did not answer within {deadline_s:g} s; the call was abandoned") from None
-
-
-def abandoned_calls() -> int:
-    """Calls given up in this process; each may hold a thread for ever."""
-    return _abandoned

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from pipeline.common_prefix import common_prefix
 from pipeline.kv_cache.block_pool import BlockPool
 
 
@@ -66,7 +67,7 @@ class PrefixIndex:
         rest = tuple(tokens[position : position + size])
         best, best_tokens = None, 0
         for child in node.by_first.get(rest[0], ()) if rest else ():
-            common = _common_prefix(child.tokens, rest)
+            common = common_prefix(child.tokens, rest)
             if common > best_tokens:
                 best, best_tokens = child, common
         self._touch(best if best is not None else node)
@@ -160,12 +161,3 @@ class PrefixIndex:
         while current is not None and current is not self._root:
             self._recency.move_to_end(current)
             current = current.parent
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    count = 0
-    for left, right in zip(a, b, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count

@@ -1,4 +1,4 @@
-"""The committed text of one request: tokens in, releasable text out, cut at EOS, a stop word or the length."""
+"""The committed text of one answer: tokens in, releasable text out, cut at EOS, a stop word or the length."""
 
 from __future__ import annotations
 
@@ -17,22 +17,38 @@ class Committed:
     """What one block of decided tokens became.
 
     Attributes:
-        token_ids: committed tokens; none beyond the end.
+        token_ids: committed tokens; none beyond the end. Those of a stop word are among them.
         accepted: how many of them are accepted drafts.
-        accepted_text, other_text: text released by the accepted drafts, and by the correction, bonus or plain
-            tokens after them.
-        finish_reason: set when the request ended inside this block.
+        texts: text that each token released.
+        tail: text that the end released: half characters, beginnings of stop words.
+        finish_reason: set when the answer ended inside this block.
+        log_probs: one per token, or ().
     """
 
     token_ids: tuple[int, ...]
     accepted: int
-    accepted_text: str
-    other_text: str
-    finish_reason: str | None
+    texts: tuple[str, ...]
+    tail: str = ""
+    finish_reason: str | None = None
+    log_probs: tuple[float, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts) + self.tail
+
+    @property
+    def accepted_text(self) -> str:
+        """Released by the accepted drafts."""
+        return "".join(self.texts[: self.accepted])
+
+    @property
+    def other_text(self) -> str:
+        """Released by the correction, the bonus, plain tokens, and the end."""
+        return "".join(self.texts[self.accepted :]) + self.tail
 
 
 class Answer:
-    """Commits tokens one by one; whichever of EOS, stop word and length comes first ends the request.
+    """Commits tokens one by one; whichever of EOS, stop word and length comes first ends the answer.
 
     Args:
         tokenizer: turns tokens into text.
@@ -51,36 +67,35 @@ class Answer:
         """Tokens that may still be committed."""
         return self._max_tokens - self.token_count
 
-    def commit(self, tokens: Sequence[int], accepted: int, ended: bool) -> Committed:
+    def commit(self, tokens: Sequence[int], accepted: int, ended: bool, log_probs: Sequence[float] = ()) -> Committed:
         """Take decided tokens in order.
 
         Args:
             tokens: accepted drafts first.
             accepted: how many of them are drafts.
             ended: the end token follows the last one.
+            log_probs: one per token, or none.
         """
-        kept: list[int] = []
-        texts = ["", ""]
+        texts: list[str] = []
         reason: str | None = None
-        for i, token in enumerate(tokens):
-            kept.append(token)
+        for token in tokens:
             self.token_count += 1
             text, stopped = self._release((token,))
-            texts[i >= accepted] += text
+            texts.append(text)
             if stopped:
                 reason = STOP
             elif self.remaining <= 0:
                 reason = LENGTH
             if reason is not None:
                 break
+        kept, tail = len(texts), ""
         if reason is None and ended:
             reason = EOS
         if reason in (EOS, LENGTH):
             tail, stopped = self._flush()
-            texts[1] += tail
             if stopped:
                 reason = STOP
-        return Committed(tuple(kept), min(accepted, len(kept)), texts[0], texts[1], reason)
+        return Committed(tuple(tokens[:kept]), min(accepted, kept), tuple(texts), tail, reason, tuple(log_probs[:kept]))
 
     def _release(self, tokens: Sequence[int]) -> tuple[str, bool]:
         text = self._decoder.push(tokens)

@@ -12,8 +12,9 @@ from pipeline.orchestrator.admission import Admission
 from pipeline.orchestrator.answer import CANCELLED, Committed
 from pipeline.orchestrator.controllers.base import ControllerFactory, Decision, Observation, RoundTimes
 from pipeline.orchestrator.draft_health import DraftHealth
+from pipeline.orchestrator.intake import Intake, TargetFacts
 from pipeline.orchestrator.request import Chunk, GenerationRequest
-from pipeline.orchestrator.run import Intake, Run, TargetFacts
+from pipeline.orchestrator.run import Run
 from pipeline.orchestrator.statistics import RoundRecord
 from pipeline.orchestrator.verifier import TargetContext, Verdict, Verifier
 from pipeline.text.tokenizer import Tokenizer
@@ -44,7 +45,7 @@ class Orchestrator:
         default_rule: str = "auto",
         burst: int = 8,
     ) -> None:
-        self._intake = Intake(tokenizer, target, controllers, default_rule, burst)
+        self._intake = Intake(tokenizer, target, controllers, drafter.deterministic, default_rule, burst)
         self._max_draft_len = target.limits.max_draft_len
         self._verifier = verifier
         self._drafter = drafter
@@ -59,25 +60,24 @@ class Orchestrator:
             is_cancelled: looked at every round.
 
         Yields:
-            A chunk per round where the request streams, else one; the last has `finish_reason` and `statistics`.
+            For each of num_return_sequences answers, one after another: a chunk per round (or token) where the request
+            streams, else one; the last has `finish_reason` and `statistics`.
 
         Raises:
             InvalidRequestError: before any work is done.
             StepError: the target failed; the request is lost.
         """
-        started = time.perf_counter()
-        run = self._intake.prepare(request, started)
-        try:
-            with self.admission.admit(run.kv_tokens, is_cancelled) as arrival:
-                yield from self._rounds(run, arrival, is_cancelled)
-        except CancelledError:
-            yield run.last_chunk(CANCELLED, "")
+        for sequence in range(request.num_return_sequences):
+            run = self._intake.prepare(request, sequence)
+            try:
+                with self.admission.admit(run.kv_tokens, is_cancelled) as arrival:
+                    yield from self._rounds(run, arrival, is_cancelled)
+            except CancelledError:
+                yield run.last_chunk(CANCELLED)
 
     def _rounds(self, run: Run, arrival: int, is_cancelled: Callable[[], bool]) -> Iterator[Chunk]:
-        request, answer = run.request, run.answer
-        unique = uuid.uuid4().hex
-        target = TargetContext(unique, request.sampling, run.seed, run.end_id, run.rule, arrival)
-        session = self._drafter.start(DraftContext(unique, run.prompt_ids, request.sampling, run.seed, arrival))
+        target, draft_context = _contexts(run, arrival)
+        session = self._drafter.start(draft_context)
         history = list(run.prompt_ids)
         reason: str | None = None
         index = 0
@@ -89,7 +89,7 @@ class Orchestrator:
             decision = Decision.plain(1, "first_token") if index == 0 else self._decide(run, session)
             draft, draft_s = self._draft(run, session, decision, index)
             verdict, verify_s = self._verify(target, tuple(history), draft, decision, index)
-            committed = answer.commit(verdict.tokens, verdict.accepted, verdict.ended)
+            committed = run.answer.commit(verdict.tokens, verdict.accepted, verdict.ended, verdict.log_probs)
             history.extend(committed.token_ids)
             session.extend(committed.token_ids)
             reason = committed.finish_reason
@@ -98,13 +98,7 @@ class Orchestrator:
             clock = now
             record = self._account(run, index, decision, draft, verdict, committed, times)
             index += 1
-            text = committed.accepted_text + committed.other_text
-            if reason is not None:
-                yield run.last_chunk(reason, text, committed.token_ids, record)
-            elif request.stream:
-                yield Chunk(text, committed.token_ids, record if request.return_perf_metrics else None)
-            else:
-                run.keep(text, committed.token_ids)
+            yield from run.chunks(committed, record)
 
     def _decide(self, run: Run, session: DraftSession) -> Decision:
         offers: Sequence[Offer] = ()
@@ -188,3 +182,20 @@ class Orchestrator:
                 Observation(key, verdict.drafted, verdict.accepted, len(verdict.tokens), load, times)
             )
         return record
+
+
+def _contexts(run: Run, arrival: int) -> tuple[TargetContext, DraftContext]:
+    """What every call of an answer carries; of end_id and min_tokens the draft learns nothing."""
+    unique = uuid.uuid4().hex
+    target = TargetContext(
+        request_id=unique,
+        prompt_tokens=len(run.prompt_ids),
+        sampling=run.sampling,
+        seed=run.seed,
+        end_id=run.end_id,
+        rule=run.rule,
+        arrival=arrival,
+        min_tokens=run.request.min_tokens,
+        return_log_probs=run.request.return_log_probs,
+    )
+    return target, DraftContext(unique, run.prompt_ids, run.sampling, run.seed, run.rule, arrival)

@@ -1,52 +1,44 @@
-"""A request on its way in: validated against tokenizer and target, then the state that its rounds share."""
+"""The state that the rounds of one answer share, and the chunks it is sent in."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pipeline.engine.manifest import Capabilities, Limits
-from pipeline.errors import InvalidRequestError
-from pipeline.orchestrator.answer import Answer
-from pipeline.orchestrator.controllers.base import ControllerFactory, KController
-from pipeline.orchestrator.controllers.fixed import FixedController
-from pipeline.orchestrator.request import Chunk, GenerationRequest
+from pipeline.orchestrator.answer import Answer, Committed
+from pipeline.orchestrator.controllers.base import KController
+from pipeline.orchestrator.request import EACH_TOKEN, Chunk, GenerationRequest
 from pipeline.orchestrator.statistics import RoundRecord, StatisticsCollector
-from pipeline.sampling.random import fresh_seed
-from pipeline.sampling.rules import resolve_rule
-from pipeline.text.tokenizer import Tokenizer
+from pipeline.sampling.params import SamplingParams
 
-
-@dataclass(frozen=True)
-class TargetFacts:
-    """What the loop knows of the target, from its manifest."""
-
-    limits: Limits
-    capabilities: Capabilities
-    end_id: int | None
+NOTHING = Committed((), 0, ())
 
 
 @dataclass
 class Run:
-    """State of one request that its rounds share.
+    """State of one answer.
 
     Attributes:
         request: what the client asked for.
+        sequence: which of the request's answers this is.
         prompt_ids: the prompt, its chat template applied.
+        sampling: the request's options, its words as token ids.
         seed, rule, end_id: resolved: the request's own, or the deployment's.
-        controller: chooses K for this request.
+        controller: chooses K for this answer.
         speculates: false where the request asked for plain decoding.
         answer: commits tokens.
         statistics: of the rounds so far.
         kv_tokens: what admission reserves: prompt + max_tokens + K + 1.
-        started: `perf_counter` at arrival.
+        started: `perf_counter` when the answer's turn came.
         first_token_s: seconds to the first committed token.
         warm_sources: draft sources that have taken in the prompt.
     """
 
     request: GenerationRequest
+    sequence: int
     prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
     seed: int
     rule: str
     end_id: int | None
@@ -58,106 +50,71 @@ class Run:
     started: float
     first_token_s: float = 0.0
     warm_sources: set[str] = field(default_factory=set)
-    _texts: list[str] = field(default_factory=list)
-    _ids: list[int] = field(default_factory=list)
+    _unsent: list[Committed] = field(default_factory=list)
+    _cum_log_prob: float = 0.0
 
     def lost_draft(self) -> None:
         """A round goes without the draft it would have had: when, no seed can tell."""
-        if not self.request.sampling.greedy:
+        if not self.sampling.greedy and self.rule != "coupled":
             self.statistics.reproducible = False
 
-    def keep(self, text: str, token_ids: Sequence[int]) -> None:
-        """Hold back what a request that does not stream gets at its end."""
-        self._texts.append(text)
-        self._ids.extend(token_ids)
+    def chunks(self, committed: Committed, record: RoundRecord) -> Iterator[Chunk]:
+        """What a round sends: one chunk or one per token where the request streams, else all at the end."""
+        request = self.request
+        if not request.stream:
+            self._unsent.append(committed)
+        elif request.stream_tokens == EACH_TOKEN and len(committed.token_ids) > 1:
+            for i in range(len(committed.token_ids) - 1):
+                yield self._chunk(committed.texts[i], committed.token_ids[i : i + 1], committed.log_probs[i : i + 1])
+            last = len(committed.token_ids) - 1
+            committed = Committed(
+                committed.token_ids[last:],
+                0,
+                committed.texts[last:],
+                committed.tail,
+                committed.finish_reason,
+                committed.log_probs[last:],
+            )
+        if committed.finish_reason is not None:
+            yield self.last_chunk(committed.finish_reason, committed, record)
+        elif request.stream:
+            yield self._chunk(committed.text, committed.token_ids, committed.log_probs, record)
 
-    def last_chunk(
-        self, reason: str, text: str, token_ids: Sequence[int] = (), record: RoundRecord | None = None
+    def last_chunk(self, reason: str, committed: Committed = NOTHING, record: RoundRecord | None = None) -> Chunk:
+        """The chunk that ends the answer: with everything, where the request does not stream."""
+        request = self.request
+        parts = [committed] if request.stream else self._unsent
+        text = "".join(part.text for part in parts)
+        if not request.stream and not request.exclude_input_in_output:
+            text = request.text_input + text
+        return self._chunk(
+            text,
+            tuple(token for part in parts for token in part.token_ids),
+            tuple(value for part in parts for value in part.log_probs),
+            record if request.stream else None,
+            reason,
+        )
+
+    def _chunk(
+        self,
+        text: str,
+        token_ids: tuple[int, ...],
+        log_probs: tuple[float, ...],
+        record: RoundRecord | None = None,
+        reason: str | None = None,
     ) -> Chunk:
         request = self.request
-        self.keep(text, token_ids)
-        whole = "".join(self._texts)
-        if not request.stream and not request.exclude_input_in_output:
-            whole = request.text_input + whole
-        total = time.perf_counter() - self.started
+        self._cum_log_prob += sum(log_probs)
+        statistics = None
+        if reason is not None:
+            statistics = self.statistics.finish(reason, self.first_token_s, time.perf_counter() - self.started)
         return Chunk(
-            text=whole,
-            token_ids=tuple(self._ids),
-            round=record if request.return_perf_metrics and request.stream else None,
+            text=text,
+            token_ids=token_ids,
+            round=record if request.return_perf_metrics else None,
             finish_reason=reason,
-            statistics=self.statistics.finish(reason, self.first_token_s, total),
-        )
-
-
-class Intake:
-    """Turns requests into runs; touches no engine.
-
-    Args:
-        tokenizer: of target and draft.
-        target: limits and capabilities.
-        controllers: choose K where the request does not.
-        default_rule: for requests that say "auto".
-        burst: plain tokens per target call at most.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        target: TargetFacts,
-        controllers: ControllerFactory,
-        default_rule: str,
-        burst: int,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._target = target
-        self._controllers = controllers
-        self._default_rule = default_rule
-        self._burst = burst
-
-    def prepare(self, request: GenerationRequest, started: float) -> Run:
-        """Validate what needs the tokenizer and the target's limits; no engine is touched."""
-        limits = self._target.limits
-        if request.chat:
-            # A chat template writes its own special tokens.
-            text = self._tokenizer.apply_chat_template(request.text_input)
-            prompt_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
-        else:
-            prompt_ids = tuple(self._tokenizer.encode(request.text_input))
-        if not prompt_ids:
-            raise InvalidRequestError("text_input", request.text_input[:32], "holds no token")
-        if len(prompt_ids) >= limits.max_seq_len:
-            raise InvalidRequestError(
-                "text_input", f"{len(prompt_ids)} tokens", f"must be shorter than max_seq_len = {limits.max_seq_len}"
-            )
-        if len(prompt_ids) + request.max_tokens > limits.max_seq_len:
-            raise InvalidRequestError(
-                "max_tokens",
-                request.max_tokens,
-                f"prompt ({len(prompt_ids)} tokens) + max_tokens must not exceed max_seq_len = {limits.max_seq_len}",
-            )
-        k = request.num_draft_tokens
-        if k is not None and k > limits.max_draft_len:
-            raise InvalidRequestError(
-                "num_draft_tokens", k, f"the target verifies at most {limits.max_draft_len} draft tokens"
-            )
-        asked = request.acceptance_rule
-        rule = resolve_rule(self._default_rule if asked == "auto" else asked, self._target.capabilities.rules)
-        fixed = None if k is None else FixedController(k, self._burst, "request")
-        seed = fresh_seed() if request.seed is None else request.seed
-        capable = self._target.capabilities
-        reproducible = capable.deterministic and (
-            request.sampling.greedy or (k is not None and not capable.drops_drafts)
-        )
-        return Run(
-            request=request,
-            prompt_ids=prompt_ids,
-            seed=seed,
-            rule=rule,
-            end_id=self._target.end_id if request.end_id is None else request.end_id,
-            controller=fixed or self._controllers.start(),
-            speculates=k != 0,
-            answer=Answer(self._tokenizer, request.max_tokens, request.stop_words),
-            statistics=StatisticsCollector(len(prompt_ids), rule, seed, reproducible),
-            kv_tokens=len(prompt_ids) + request.max_tokens + limits.max_draft_len + 1,
-            started=started,
+            statistics=statistics,
+            log_probs=log_probs,
+            cum_log_prob=self._cum_log_prob if request.return_log_probs else None,
+            sequence_index=self.sequence,
         )

@@ -12,8 +12,8 @@ from pipeline.engine.step import StepModel
 from pipeline.errors import EngineError
 from pipeline.orchestrator.admission import Admission
 from pipeline.orchestrator.controllers import make_controllers
+from pipeline.orchestrator.intake import TargetFacts
 from pipeline.orchestrator.loop import Orchestrator
-from pipeline.orchestrator.run import TargetFacts
 from pipeline.orchestrator.verifier import StepVerifier
 from pipeline.spec import DeploymentSpec
 from pipeline.text.tokenizer import Tokenizer
@@ -37,7 +37,12 @@ def make_orchestrator(
     admission = Admission(min(limits.kv_tokens for limits in pools) // size, size, spec.limits.max_requests)
     return Orchestrator(
         tokenizer=tokenizer,
-        target=TargetFacts(target_manifest.limits, target_manifest.capabilities, target_manifest.end_id),
+        target=TargetFacts(
+            target_manifest.limits,
+            target_manifest.capabilities,
+            target_manifest.end_id,
+            target_manifest.padded_vocab_size,
+        ),
         verifier=StepVerifier(target, spec.deadlines.target_s),
         drafter=_make_drafter(spec, draft, draft_manifest),
         controllers=make_controllers(
@@ -61,5 +66,5 @@ def _make_drafter(spec: DeploymentSpec, draft: StepModel | None, manifest: Manif
         return lookup
     if draft is None or manifest is None:
         raise EngineError(f"draft.kind = {kind} needs a draft engine")
-    model = ModelDrafter(draft, manifest, spec.deadlines.draft_s)
+    model = ModelDrafter(draft, manifest, spec.deadlines.draft_s, greedy=spec.draft.sampling == "greedy")
     return model if kind == "model" else HybridDrafter([lookup, model])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from pipeline.common_prefix import common_prefix
 from pipeline.drafting.base import Draft
 from pipeline.engine.step import KvUse, StepModel, StepRequest, StepResult
-from pipeline.engine.waiting import wait_for
+from pipeline.engine.waiting import call
 from pipeline.errors import StepError
 from pipeline.sampling.params import SamplingParams
 from pipeline.sampling.random import call_seed
@@ -15,14 +16,29 @@ from pipeline.sampling.random import call_seed
 
 @dataclass(frozen=True)
 class TargetContext:
-    """What every target call of a request carries."""
+    """What every target call of an answer shares.
+
+    Attributes:
+        request_id: unique in this process.
+        prompt_tokens: length of the prompt; what follows it is generated.
+        sampling: the options of p.
+        seed: of the answer.
+        end_id: the token that ends it, if any.
+        rule: acceptance rule, resolved.
+        arrival: order of the request.
+        min_tokens: generated tokens before which the end token is impossible.
+        return_log_probs: ask for a log-probability per token.
+    """
 
     request_id: str
+    prompt_tokens: int
     sampling: SamplingParams
     seed: int
     end_id: int | None
     rule: str
     arrival: int = 0
+    min_tokens: int = 0
+    return_log_probs: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +51,7 @@ class Verdict:
         accepted: how many of `tokens` are drafts.
         ended: the end token came next; it is not in `tokens`.
         kv: block counters of the call.
+        log_probs: one per token, where asked for.
     """
 
     tokens: tuple[int, ...]
@@ -42,6 +59,7 @@ class Verdict:
     accepted: int
     ended: bool
     kv: KvUse
+    log_probs: tuple[float, ...] = ()
 
 
 class Verifier(Protocol):
@@ -71,18 +89,20 @@ class StepVerifier:
     def verify(self, context: TargetContext, history: tuple[int, ...], draft: Draft, index: int) -> Verdict:
         result = self._call(context, history, len(draft.ids) + 1, index, draft)
         used = draft.ids[: result.total_draft_tokens]
-        accepted = _common_prefix(result.output_ids, used)
+        accepted = common_prefix(result.output_ids, used)
         # The end token is never returned: no correction or bonus behind the accepted drafts means it came.
         ended = len(result.output_ids) == accepted
-        return Verdict(result.output_ids, len(used), accepted, ended, result.kv)
+        return Verdict(result.output_ids, len(used), accepted, ended, result.kv, result.log_probs)
 
     def decode(self, context: TargetContext, history: tuple[int, ...], count: int, index: int) -> Verdict:
         result = self._call(context, history, count, index, None)
-        return Verdict(result.output_ids, 0, 0, len(result.output_ids) < count, result.kv)
+        return Verdict(result.output_ids, 0, 0, len(result.output_ids) < count, result.kv, result.log_probs)
 
     def _call(
         self, context: TargetContext, history: tuple[int, ...], new: int, index: int, draft: Draft | None
     ) -> StepResult:
+        # Under coupled, noise belongs to a position of the text, whichever call computes it.
+        coupled = context.rule == "coupled"
         request = StepRequest(
             request_id=f"{context.request_id}/target/{index}",
             input_ids=history,
@@ -90,21 +110,16 @@ class StepVerifier:
             draft_ids=draft.ids if draft else (),
             draft_logits=draft.logits if draft else None,
             sampling=context.sampling,
-            seed=call_seed(context.seed, index, "target"),
+            seed=context.seed if coupled else call_seed(context.seed, index, "target"),
             end_id=context.end_id,
             rule=context.rule,
             arrival=context.arrival,
+            min_tokens=max(0, context.min_tokens - (len(history) - context.prompt_tokens)),
+            return_log_probs=context.return_log_probs,
         )
-        result = wait_for(self._step_model.submit(request), self._deadline_s, "target")
+        result = call(self._step_model, request, self._deadline_s, "target")
         if len(result.output_ids) > new:
             raise StepError(f"the target returned {len(result.output_ids)} tokens, {new} were asked for")
+        if context.return_log_probs and len(result.log_probs) != len(result.output_ids):
+            raise StepError(f"the target returned {len(result.log_probs)} log-probs, {len(result.output_ids)} tokens")
         return result
-
-
-def _common_prefix(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    count = 0
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count

@@ -8,105 +8,70 @@ Which uniform of a call's seed decides what, counted from `start`, with K drafts
 A plain token (K = 0) takes one number. A call that goes on for more tokens moves `start` by
 `VerifyCall.uniforms` each time, so that the same number never serves two decisions. Drafting is plain
 sampling under the draft's seed.
+
+Under "coupled" no uniform is used: noise keyed by (seed, position in the sequence, token id) makes every
+choice, plain and drafted ones too.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pipeline.errors import InvalidRequestError
-from pipeline.sampling.laws import ZERO_BELOW, ZERO_LOG, laws, laws_from_log
-from pipeline.sampling.params import SamplingParams
+from pipeline.sampling.call import FloatArray, VerifyCall
+from pipeline.sampling.head import Head
+from pipeline.sampling.laws import ZERO_LOG, laws, laws_from_log, processed
+from pipeline.sampling.noise import choose, noise_keys
 from pipeline.sampling.random import uniforms
-from pipeline.sampling.rules import RULES, Proposal, Randomness, Verdict, compare
+from pipeline.sampling.rules import RULES, CoupledRule, Proposal, Randomness, Verdict, compare
 from pipeline.sampling.vocabulary import draw, row_argmax
 
-FloatArray = npt.NDArray[np.float32]
+
+class _Scratch(threading.local):
+    """Memory for q, kept by each thread: the page faults of a fresh array cost more than what is computed in it."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.float32)
+
+    def take(self, *shape: int) -> FloatArray:
+        size = math.prod(shape)
+        if size > self._memory.size:
+            self._memory = np.empty(size, np.float32)
+        return self._memory[:size].reshape(shape)
 
 
-@dataclass(frozen=True, eq=False)
-class VerifyCall:
-    """One row's part in a verify.
+_SCRATCH = _Scratch()
 
-    Attributes:
-        drafts: the K tokens to verify; empty for plain decoding.
-        draft_logits: [K, draft vocab] log q up to a constant per row; None where q is one-hot at each draft.
-        sampling: the options of the target's law.
-        rule: name of the acceptance rule; of no account for a greedy row or without drafts.
-        seed: of this call.
-        start: index of the first uniform to use.
-    """
-
-    drafts: tuple[int, ...]
-    draft_logits: FloatArray | None
-    sampling: SamplingParams
-    rule: str
-    seed: int
-    start: int = 0
-
-    @property
-    def uniforms(self) -> int:
-        """How many uniforms this call uses up: the next one of the same seed starts that much later."""
-        return 2 * len(self.drafts) + 1
+IMPOSSIBLE = -1
+"""In place of a token, where logits were not finite or every token was forbidden."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One row's outcome: drafts kept, and the correction or bonus token after them."""
+    """One row's outcome: drafts kept, and the correction or bonus token after them, or IMPOSSIBLE."""
 
     accepted: int
     token: int
 
 
-def check_call(call: VerifyCall, vocab: int) -> None:
-    """Refuse what cannot be verified, before it is in a batch with others.
-
-    Args:
-        call: the row.
-        vocab: size of the target's vocabulary.
-
-    Raises:
-        InvalidRequestError: naming draft_input_ids, draft_logits or acceptance_rule, the value and the limit.
-    """
-    width = len(call.drafts)
-    for token in call.drafts:
-        if not 0 <= token < vocab:
-            raise InvalidRequestError("draft_input_ids", token, f"must be a token id in [0, {vocab})")
-    if width and call.rule not in RULES:
-        raise InvalidRequestError("acceptance_rule", call.rule, f"must be one of {', '.join(RULES)}")
-    if call.draft_logits is None:
-        return
-    shape = call.draft_logits.shape
-    if len(shape) != 2 or shape[0] != width or (width and shape[1] <= max(call.drafts)):
-        limit = f"must have the shape [{width}, vocabulary of the draft], drafts included"
-        raise InvalidRequestError("draft_logits", list(shape), limit)
-    for i, token in enumerate(call.drafts):
-        # The largest number of a row is NaN or +inf where any is.
-        largest, own = float(call.draft_logits[i].max()), float(call.draft_logits[i, token])
-        if not math.isfinite(largest):
-            raise InvalidRequestError("draft_logits", largest, f"row {i} must hold numbers, or -inf, not all -inf")
-        if own <= ZERO_BELOW:
-            limit = f"draft {i} (token {token}) must have a probability above 0 under its own law"
-            raise InvalidRequestError("draft_logits", own, limit)
-
-
-def verify(logits: Tensor, calls: Sequence[VerifyCall]) -> list[Decision]:
+def verify(logits: Tensor, calls: Sequence[VerifyCall], overwrite: bool = False) -> list[Decision]:
     """Decide one round of every row. Rows do not influence one another.
 
     Args:
         logits: [rows, P, vocab]: the target's raw logits, P >= K + 1 of every row; what is beyond a row's own
             K + 1 is ignored, and best left finite.
         calls: one per row; `check_call` has passed.
+        overwrite: the logits are not needed any more (see `laws`).
 
     Returns:
-        One Decision per row. A row whose logits are not finite gets some token: ask `finite_rows` first.
+        One Decision per row. A row without a possible token at a position it came to gets IMPOSSIBLE. Logits
+        that are not finite at positions it did not come to are not seen: ask `finite_rows` first.
 
     Raises:
         ValueError: the number of calls, or P, does not fit.
@@ -122,64 +87,94 @@ def verify(logits: Tensor, calls: Sequence[VerifyCall]) -> list[Decision]:
     for (kind, with_q), rows in groups.items():
         members = [calls[row] for row in rows]
         width = max(len(call.drafts) for call in members)
-        verdict = _decide(kind, with_q, _pick(logits, rows, width + 1), members)
+        part = _pick(logits, rows, width + 1)
+        verdict = _decide(kind, with_q, part, members, overwrite or len(rows) < len(calls))
         accepted, tokens = verdict.accepted.tolist(), verdict.tokens.tolist()
         decisions.update(zip(rows, map(Decision, accepted, tokens), strict=True))
     return [decisions[row] for row in range(len(calls))]
 
 
-def sample(logits: Tensor, calls: Sequence[VerifyCall]) -> list[int]:
+def sample(logits: Tensor, calls: Sequence[VerifyCall], head: Head | None = None, overwrite: bool = False) -> list[int]:
     """One plain token per row.
 
     Args:
-        logits: [rows, vocab].
+        logits: [rows, width].
         calls: one per row; their drafts are not looked at, each uses up the uniform at `start`.
+        head: which tokens the logits are of; None where all.
+        overwrite: the logits are not needed any more (see `laws`).
 
     Returns:
-        One token per row.
+        One token id per row, or IMPOSSIBLE.
     """
     if all(call.sampling.greedy for call in calls):
-        return _integers(row_argmax(logits))
-    return sample_with_law(logits, calls)[0]
+        params, contexts = [call.sampling for call in calls], [call.context for call in calls]
+        x = processed(logits[:, None], params, contexts, head, overwrite)[:, 0]
+        best = row_argmax(x)
+        possible = torch.isfinite(x.gather(1, best[:, None])[:, 0])
+        return _ids(best, possible, head)
+    return sample_with_law(logits, calls, head, overwrite)[0]
 
 
-def sample_with_law(logits: Tensor, calls: Sequence[VerifyCall]) -> tuple[list[int], Tensor]:
+def sample_with_law(
+    logits: Tensor, calls: Sequence[VerifyCall], head: Head | None = None, overwrite: bool = False
+) -> tuple[list[int], Tensor]:
     """One token per row and the law it was drawn from: for drafting, and for `return_generation_logits`.
 
     Args:
-        logits: [rows, vocab].
-        calls: as in `sample`.
+        logits, calls, head, overwrite: as in `sample`.
 
     Returns:
-        One token per row, and the laws [rows, vocab] float32 (`log_laws` makes them fit to send).
+        One token id per row, or IMPOSSIBLE, and the laws [rows, width] float32 (`log_laws` makes them fit to
+        send).
     """
-    law = laws(logits[:, None], [call.sampling for call in calls])[:, 0]
-    numbers = [0.0 if call.sampling.greedy else uniforms(call.seed, call.start, 1)[0] for call in calls]
-    u = torch.tensor(numbers, dtype=torch.float64, device=law.device)
-    return _integers(draw(law, u)), law
+    params, contexts = [call.sampling for call in calls], [call.context for call in calls]
+    law = laws(logits[:, None], params, contexts, head, overwrite)[:, 0]
+    by_noise = [row for row, call in enumerate(calls) if call.coupled]
+    if len(by_noise) < len(calls):
+        numbers = [0.0 if call.sampling.greedy else uniforms(call.seed, call.start, 1)[0] for call in calls]
+        tokens = draw(law, torch.tensor(numbers, dtype=torch.float64, device=law.device))
+    else:
+        tokens = torch.empty(len(calls), dtype=torch.int64, device=law.device)
+    if by_noise:
+        keys = _noise([calls[row] for row in by_noise], 1, law.device)[:, 0]
+        part = law if len(by_noise) == len(calls) else law[by_noise]
+        tokens[by_noise] = choose(part, keys, None if head is None else head.ids)
+    return _ids(tokens, ~law[:, 0].isnan(), head), law
 
 
 def _group(call: VerifyCall) -> tuple[str, bool]:
     """Rows of one group are decided together: (greedy, plain or the rule's name; whether there is a q)."""
     if call.sampling.greedy:
         return "greedy", False
+    if call.coupled:
+        return call.rule, False
     if not call.drafts:
         return "plain", False
     return call.rule, call.draft_logits is not None and RULES[call.rule].uses_q
 
 
-def _decide(kind: str, with_q: bool, logits: Tensor, calls: Sequence[VerifyCall]) -> Verdict:
+def _decide(kind: str, with_q: bool, logits: Tensor, calls: Sequence[VerifyCall], overwrite: bool) -> Verdict:
     """One group; logits [rows, K + 1, vocab]."""
     if kind == "plain":
-        tokens, _ = sample_with_law(logits[:, 0], calls)
+        tokens, _ = sample_with_law(logits[:, 0], calls, None, overwrite)
         chosen = torch.tensor(tokens)
         return Verdict(torch.zeros_like(chosen), chosen)
+    params, contexts = [call.sampling for call in calls], [call.context for call in calls]
     proposal = _proposal(calls, with_q, logits)
     if kind == "greedy":
         # p is one-hot at the argmax, so every rule keeps drafts while they equal it.
-        return compare(row_argmax(logits), proposal)
-    p = laws(logits, [call.sampling for call in calls])
-    return RULES[kind].decide(p, proposal, _randomness(calls, proposal))
+        x = processed(logits, params, contexts, None, overwrite)
+        own = row_argmax(x)
+        possible = torch.isfinite(x.gather(2, own[:, :, None])[:, :, 0])
+        return _without(~possible, compare(own, proposal))
+    p = laws(logits, params, contexts, None, overwrite)
+    return _without(p[:, :, 0].isnan(), RULES[kind].decide(p, proposal, _randomness(kind, calls, proposal)))
+
+
+def _without(impossible: Tensor, verdict: Verdict) -> Verdict:
+    """IMPOSSIBLE for rows that came to an impossible position [rows, K + 1]."""
+    reached = torch.arange(impossible.shape[1], device=impossible.device) <= verdict.accepted[:, None]
+    return Verdict(verdict.accepted, verdict.tokens.masked_fill((impossible & reached).any(-1), IMPOSSIBLE))
 
 
 def _pick(logits: Tensor, rows: list[int], positions: int) -> Tensor:
@@ -198,11 +193,11 @@ def _proposal(calls: Sequence[VerifyCall], with_q: bool, logits: Tensor) -> Prop
 
 
 def _draft_laws(calls: Sequence[VerifyCall], width: int, vocab: int, device: torch.device) -> Tensor:
-    """q [rows, width, vocab]; any law beyond a row's drafts."""
+    """q [rows, width, vocab], valid until the thread's next call; any law beyond a row's drafts."""
     sent = [call.draft_logits for call in calls if call.draft_logits is not None]
     # A draft's vocabulary may be padded to another size: the softmax is over all that it sent.
     longest = max(vocab, *(array.shape[1] for array in sent))
-    stacked = np.empty((len(sent), width, longest), dtype=np.float32)
+    stacked = _SCRATCH.take(len(sent), width, longest)
     for row, array in enumerate(sent):
         count, size = array.shape
         stacked[row, :count, :size] = array
@@ -212,17 +207,31 @@ def _draft_laws(calls: Sequence[VerifyCall], width: int, vocab: int, device: tor
     return laws_from_log(q, out=q)[:, :, :vocab]
 
 
-def _randomness(calls: Sequence[VerifyCall], proposal: Proposal) -> Randomness:
+def _randomness(kind: str, calls: Sequence[VerifyCall], proposal: Proposal) -> Randomness:
     rows, width = proposal.drafts.shape
-    accept, final = np.zeros((rows, width)), np.zeros((rows, width + 1))
-    for row, call in enumerate(calls):
-        count = len(call.drafts)
-        numbers = uniforms(call.seed, call.start, call.uniforms)
-        accept[row, :count] = numbers[:count]
-        final[row, : count + 1] = numbers[count:]
     device = proposal.drafts.device
-    return Randomness(torch.from_numpy(accept).to(device), torch.from_numpy(final).to(device))
+    accept, final = np.zeros((rows, width)), np.zeros((rows, width + 1))
+    noise = None
+    if kind == CoupledRule.name:
+        noise = _noise(calls, width + 1, device)
+    else:
+        for row, call in enumerate(calls):
+            count = len(call.drafts)
+            numbers = uniforms(call.seed, call.start, call.uniforms)
+            accept[row, :count] = numbers[:count]
+            final[row, : count + 1] = numbers[count:]
+    return Randomness(torch.from_numpy(accept).to(device), torch.from_numpy(final).to(device), noise)
 
 
-def _integers(tokens: Tensor) -> list[int]:
-    return [int(token) for token in tokens.tolist()]
+def _noise(calls: Sequence[VerifyCall], positions: int, device: torch.device) -> Tensor:
+    """[rows, positions] int64 keys, from the position after each row's tokens on."""
+    first = np.array([len(call.tokens) for call in calls], np.int64)
+    keys = noise_keys([call.seed for call in calls], first[:, None] + np.arange(positions))
+    return torch.from_numpy(keys).to(device)
+
+
+def _ids(tokens: Tensor, possible: Tensor, head: Head | None) -> list[int]:
+    """Indices into the head -> token ids, IMPOSSIBLE where nothing was possible."""
+    ids = tokens if head is None else head.ids[tokens]
+    found: list[int] = ids.masked_fill(~possible, IMPOSSIBLE).tolist()
+    return found

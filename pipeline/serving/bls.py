@@ -15,6 +15,8 @@ from pipeline.serving.request_tensors import EncodedCall, encode_request, encode
 from pipeline.serving.result_tensors import decode_result
 from pipeline.serving.workers import WorkerPool
 
+STOP_THREADS = 2
+
 
 class BlsStepModel(StepModel):
     """Calls a Triton model by synchronous `exec`, one thread per call in flight.
@@ -48,6 +50,8 @@ class BlsStepModel(StepModel):
         self._max_abandoned = max_abandoned
         self._step_stats = step_stats
         self._pool = WorkerPool(f"bls-{model_name}", max_calls)
+        # A stop of a dead child never returns either: a few threads for all of them, and what waits is dropped.
+        self._stops = WorkerPool(f"bls-{model_name}-stop", STOP_THREADS, max_waiting=STOP_THREADS)
         self._inside: dict[int, float] = {}  # id of a future -> when its exec began
 
     @property
@@ -75,11 +79,12 @@ class BlsStepModel(StepModel):
 
     def stop(self, request_id: str) -> None:
         """Send NVIDIA's stop request: `stop` = true with the request id of the call to end."""
-        with suppress(OverloadedError):  # closed
-            self._pool.submit(lambda: self._exec_stop(request_id))
+        with suppress(OverloadedError):  # closed, or the child answers no stops
+            self._stops.submit(lambda: self._exec_stop(request_id))
 
     def close(self) -> None:
         """Refuse further calls. A call that is inside `exec` ends when its child answers, or never."""
+        self._stops.close()
         for job in self._pool.close():
             job()
 

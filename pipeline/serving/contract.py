@@ -18,8 +18,10 @@ Tensors = dict[str, Array]
 
 NUMPY_TYPES: dict[str, type[np.generic]] = {
     "BOOL": np.bool_,
+    "UINT8": np.uint8,
     "INT32": np.int32,
     "UINT64": np.uint64,
+    "FP16": np.float16,
     "FP32": np.float32,
     "FP64": np.float64,
     "STRING": np.object_,
@@ -33,6 +35,7 @@ SPEC_DECODE_MODEL = "spec_decode"
 RULE_PARAMETER = "acceptance_rule"
 ARRIVAL_PARAMETER = "arrival"
 CHAT_PARAMETER = "chat"
+STREAM_TOKENS_PARAMETER = "stream_tokens"
 
 # What an NVIDIA engine sends with return_perf_metrics, of what the loop uses.
 PERF_OUTPUTS = (
@@ -140,8 +143,16 @@ STEP = ModelContract(
         _scalar("end_id", "INT32"),
         _scalar("runtime_top_k", "INT32"),
         _scalar("runtime_top_p", "FP32"),
+        TensorSpec("runtime_min_p", "FP32", optional=True, scalar=True, own=True),
         _scalar("temperature", "FP32"),
+        _scalar("repetition_penalty", "FP32"),
+        _scalar("presence_penalty", "FP32"),
+        _scalar("frequency_penalty", "FP32"),
+        TensorSpec("embedding_bias", "FP32", (-1,), optional=True, ragged=True),
+        TensorSpec("bad_words_list", "INT32", (2, -1), optional=True, ragged=True),
+        _scalar("min_tokens", "INT32"),
         _scalar("seed", "UINT64"),
+        _scalar("return_log_probs", "BOOL"),
         _scalar("return_generation_logits", "BOOL"),
         _scalar("return_perf_metrics", "BOOL"),
         _scalar("exclude_input_in_output", "BOOL"),
@@ -150,6 +161,8 @@ STEP = ModelContract(
     outputs=(
         TensorSpec("output_ids", "INT32", (-1, -1)),
         TensorSpec("sequence_length", "INT32", (-1,)),
+        TensorSpec("output_log_probs", "FP32", (-1, -1)),
+        TensorSpec("cum_log_probs", "FP32", (-1,)),
         TensorSpec("generation_logits", "FP32", (-1, -1, -1)),
         TensorSpec("acceptance_rate", "FP32"),
         TensorSpec("total_accepted_draft_tokens", "INT32"),
@@ -161,6 +174,23 @@ STEP = ModelContract(
     ),
 )
 
+# NVIDIA's inputs for what is not offered: declared, because Triton refuses unknown names in words of its own.
+UNSUPPORTED_INPUTS = (
+    _option("decoder_text_input", "STRING"),
+    _option("image_input", "FP16", (-1, 3, -1, -1)),
+    _option("image_bytes_input", "UINT8", (-1, -1, -1, -1)),
+    _option("image_url_input", "STRING"),
+    _option("video_bytes_input", "UINT8", (-1, -1, -1, -1)),
+    _option("prompt_embedding_table", "FP16", (-1, -1)),
+    _option("prompt_vocab_size", "INT32"),
+    _option("prompt_table_extra_id", "UINT64"),
+    _option("lora_task_id", "UINT64"),
+    _option("lora_weights", "FP16", (-1, -1)),
+    _option("lora_config", "INT32", (-1, 3)),
+    _option("guided_decoding_guide_type", "STRING"),
+    _option("guided_decoding_guide", "STRING"),
+)
+
 # A batch dimension of 1, as NVIDIA's model has: its OpenAI front end and clients send text_input [1, 1].
 # min_length and sampling_parameters are what genai-perf's TensorRT-LLM and vLLM back ends put on the wire.
 SPEC_DECODE = ModelContract(
@@ -169,25 +199,49 @@ SPEC_DECODE = ModelContract(
     inputs=(
         TensorSpec("text_input", "STRING"),
         _option("max_tokens", "INT32"),
+        _option("min_tokens", "INT32"),
         _option("temperature", "FP32"),
         _option("top_k", "INT32"),
         _option("top_p", "FP32"),
-        _option("seed", "UINT64"),
+        _option("min_p", "FP32", own=True),
+        _option("repetition_penalty", "FP32"),
+        _option("presence_penalty", "FP32"),
+        _option("frequency_penalty", "FP32"),
+        _option("embedding_bias_words", "STRING", (-1,)),
+        _option("embedding_bias_weights", "FP32", (-1,)),
+        _option("bad_words", "STRING", (-1,)),
         _option("stop_words", "STRING", (-1,)),
         _option("end_id", "INT32"),
+        _option("pad_id", "INT32"),
+        _option("seed", "UINT64"),
         _option("stream", "BOOL"),
         _option("exclude_input_in_output", "BOOL"),
+        _option("return_log_probs", "BOOL"),
         _option("return_perf_metrics", "BOOL"),
+        _option("return_num_input_tokens", "BOOL"),
+        _option("return_num_output_tokens", "BOOL"),
+        _option("num_return_sequences", "INT32"),
         _option("num_draft_tokens", "INT32"),
+        _option("use_draft_logits", "BOOL"),
+        _option("beam_width", "INT32"),
+        _option("length_penalty", "FP32"),
+        _option("return_context_logits", "BOOL"),
+        _option("return_generation_logits", "BOOL"),
         _option("min_length", "INT32", own=True),
         _option("sampling_parameters", "STRING", own=True),
+        *UNSUPPORTED_INPUTS,
     ),
     outputs=(
         TensorSpec("text_output", "STRING", (-1,)),
         TensorSpec("finish_reason", "STRING", (-1,), own=True),
         TensorSpec("spec_decode_stats", "STRING", (-1,), own=True),
         TensorSpec("spec_decode_round", "STRING", (-1,), own=True),
-        TensorSpec("token_ids", "INT32", (-1,), own=True),
+        TensorSpec("token_ids", "INT32", (-1, -1), own=True),
+        TensorSpec("output_log_probs", "FP32", (-1, -1)),
+        TensorSpec("cum_log_probs", "FP32", (-1,)),
+        TensorSpec("sequence_index", "INT32"),
+        TensorSpec("num_input_tokens", "INT32"),
+        TensorSpec("num_output_tokens", "INT32"),
         TensorSpec("acceptance_rate", "FP32"),
         TensorSpec("total_accepted_draft_tokens", "INT32"),
         TensorSpec("total_draft_tokens", "INT32"),

@@ -1,22 +1,41 @@
-"""GenerationRequest from named tensors, Chunk to named tensors: the outer edge of `spec_decode`.
+"""GenerationRequest and Chunk as named tensors: the outer edge of `spec_decode`, both ways.
 
 Names and types: NVIDIA TensorRT-LLM 1.2, Triton model `tensorrt_llm_bls`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from pipeline.errors import InvalidRequestError
-from pipeline.orchestrator.request import DEFAULT_MAX_TOKENS, Chunk, GenerationRequest
+from pipeline.orchestrator.request import DEFAULT_MAX_TOKENS, EACH_ROUND, Chunk, GenerationRequest
 from pipeline.sampling.params import SamplingParams
-from pipeline.serving.contract import CHAT_PARAMETER, RULE_PARAMETER, SPEC_DECODE, Array, Tensors
+from pipeline.serving.contract import (
+    CHAT_PARAMETER,
+    RULE_PARAMETER,
+    SPEC_DECODE,
+    STREAM_TOKENS_PARAMETER,
+    Array,
+    Tensors,
+)
+from pipeline.serving.refusals import refuse_unsupported
 
-# "id" is the request's id, which the HTTP front end leaves among the parameters too.
-_OTHER_PARAMETERS = ("id",)
+# Inputs that hold a number each, by the field of SamplingParams they fill.
+SAMPLING_INPUTS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_SAMPLING_TYPES = {"top_k": int}
+_FLAGS = ("stream", "exclude_input_in_output", "return_log_probs", "return_perf_metrics")
 
 
 def decode_generation(
@@ -24,80 +43,117 @@ def decode_generation(
 ) -> GenerationRequest:
     """The request that a client sent. Absent inputs take the defaults of GenerationRequest.
 
-    Over HTTP `generate`, a JSON key that is no input becomes a request parameter, so unknown parameters are
-    refused here as Triton refuses unknown inputs.
-
     Raises:
         InvalidRequestError: naming the input, its value and its limit.
     """
     if "text_input" not in tensors:  # Triton counts mandatory inputs, it does not look for them
         raise InvalidRequestError("text_input", None, "must be given")
-    _refuse_unsupported(tensors, parameters)
+    refuse_unsupported(tensors, parameters)
     return GenerationRequest(
-        text_input="".join(_text(tensors, "text_input")),
-        max_tokens=int(_value(tensors, "max_tokens", DEFAULT_MAX_TOKENS)),
+        text_input="".join(text_values(tensors, "text_input")),
+        max_tokens=int(one_value(tensors, "max_tokens", DEFAULT_MAX_TOKENS)),
+        min_tokens=_min_tokens(tensors),
         sampling=_sampling(tensors),
-        seed=_value(tensors, "seed", None),
-        stop_words=_text(tensors, "stop_words"),
-        end_id=_value(tensors, "end_id", None),
-        stream=_value(tensors, "stream", False),
-        exclude_input_in_output=_value(tensors, "exclude_input_in_output", False),
-        return_perf_metrics=_value(tensors, "return_perf_metrics", False),
-        num_draft_tokens=_value(tensors, "num_draft_tokens", None),
+        embedding_bias=_bias(tensors),
+        bad_words=text_values(tensors, "bad_words"),
+        stop_words=text_values(tensors, "stop_words"),
+        end_id=one_value(tensors, "end_id", None),
+        seed=one_value(tensors, "seed", None),
+        num_return_sequences=one_value(tensors, "num_return_sequences", 1),
+        num_draft_tokens=one_value(tensors, "num_draft_tokens", None),
         acceptance_rule=_parameter(parameters, RULE_PARAMETER, "auto"),
         chat=_parameter(parameters, CHAT_PARAMETER, False),
+        stream_tokens=_parameter(parameters, STREAM_TOKENS_PARAMETER, EACH_ROUND),
         request_id=request_id,
+        **{name: bool(one_value(tensors, name, False)) for name in _FLAGS},
     )
 
 
-def encode_chunk(chunk: Chunk) -> Tensors:
-    """Output tensors of a chunk; the reason, the statistics and NVIDIA's sums are on the last one only."""
-    tensors: Tensors = {
-        "text_output": _strings(chunk.text),
-        "token_ids": _shaped(np.array(chunk.token_ids, np.int32)),
+def encode_generation(request: GenerationRequest) -> tuple[Tensors, dict[str, str | bool]]:
+    """Inputs and parameters that `decode_generation` reads as `request`; defaults are left out.
+
+    Raises:
+        InvalidRequestError: the request holds token ids where `spec_decode` takes words.
+    """
+    sampling = request.sampling
+    for name, value in (("logit_bias", sampling.logit_bias), ("bad_words", sampling.bad_words)):
+        if value:
+            raise InvalidRequestError(name, value, "a server takes words, not token ids")
+    values: dict[str, list[Any]] = {
+        "text_input": [request.text_input],
+        "max_tokens": [request.max_tokens],
+        "temperature": [sampling.temperature],  # absent, top_p would turn sampling on
     }
-    if chunk.round is not None:
-        tensors["spec_decode_round"] = _strings(chunk.round.to_json())
-    if chunk.finish_reason is not None:
-        tensors["finish_reason"] = _strings(chunk.finish_reason)
-    if chunk.statistics is not None:
-        statistics = chunk.statistics
-        tensors["spec_decode_stats"] = _strings(statistics.to_json())
-        tensors["acceptance_rate"] = _shaped(np.array([statistics.draft_acceptance_rate], np.float32))
-        tensors["total_accepted_draft_tokens"] = _shaped(np.array([statistics.num_accepted_draft_tokens], np.int32))
-        tensors["total_draft_tokens"] = _shaped(np.array([statistics.num_draft_tokens], np.int32))
+    defaults = {spec.name: spec.default for spec in fields(GenerationRequest)}
+    for name in ("min_tokens", "end_id", "seed", "num_return_sequences", "num_draft_tokens", *_FLAGS):
+        if getattr(request, name) != defaults[name]:
+            values[name] = [getattr(request, name)]
+    off = SamplingParams()
+    for name in SAMPLING_INPUTS[1:]:
+        if getattr(sampling, name) != getattr(off, name):
+            values[name] = [getattr(sampling, name)]
+    for name, words in (("stop_words", request.stop_words), ("bad_words", request.bad_words)):
+        if words:
+            values[name] = list(words)
+    if request.embedding_bias:
+        values["embedding_bias_words"] = [word for word, _ in request.embedding_bias]
+        values["embedding_bias_weights"] = [weight for _, weight in request.embedding_bias]
+    parameters: dict[str, str | bool] = {}
+    for parameter, field in (
+        (RULE_PARAMETER, "acceptance_rule"),
+        (CHAT_PARAMETER, "chat"),
+        (STREAM_TOKENS_PARAMETER, "stream_tokens"),
+    ):
+        if getattr(request, field) != defaults[field]:
+            parameters[parameter] = getattr(request, field)
+    return {name: _input(name, items) for name, items in values.items()}, parameters
+
+
+def encode_chunk(chunk: Chunk) -> Tensors:
+    """Output tensors of one chunk of a stream."""
+    return encode_chunks([chunk])
+
+
+def encode_chunks(chunks: Sequence[Chunk]) -> Tensors:
+    """Output tensors of chunks that leave together: one of a stream, or the answers of a request that does not.
+
+    token_ids and output_log_probs are [answers, longest], shorter rows filled with -1 and 0. The reason, the
+    statistics and NVIDIA's sums are on the last chunks only; sums are over all answers in `chunks`.
+    """
+    tensors: Tensors = {
+        "text_output": _strings([chunk.text for chunk in chunks]),
+        "token_ids": _rows([chunk.token_ids for chunk in chunks], -1, np.int32),
+    }
+    if len(chunks) == 1:
+        tensors["sequence_index"] = _numbers([chunks[0].sequence_index], np.int32)
+    sums = [chunk.cum_log_prob for chunk in chunks if chunk.cum_log_prob is not None]
+    if sums:
+        tensors["output_log_probs"] = _rows([chunk.log_probs for chunk in chunks], 0.0, np.float32)
+        tensors["cum_log_probs"] = _numbers(sums, np.float32)
+    if chunks[0].round is not None:
+        tensors["spec_decode_round"] = _strings([chunks[0].round.to_json()])
+    reasons = [chunk.finish_reason for chunk in chunks if chunk.finish_reason is not None]
+    if reasons:
+        tensors["finish_reason"] = _strings(reasons)
+    statistics = [chunk.statistics for chunk in chunks if chunk.statistics is not None]
+    if statistics:
+        drafted = sum(part.num_draft_tokens for part in statistics)
+        accepted = sum(part.num_accepted_draft_tokens for part in statistics)
+        tensors["spec_decode_stats"] = _strings([part.to_json() for part in statistics])
+        tensors["num_input_tokens"] = _numbers([statistics[0].prompt_tokens], np.int32)
+        tensors["num_output_tokens"] = _numbers([sum(part.committed_tokens for part in statistics)], np.int32)
+        tensors["acceptance_rate"] = _numbers([accepted / drafted if drafted else 0.0], np.float32)
+        tensors["total_accepted_draft_tokens"] = _numbers([accepted], np.int32)
+        tensors["total_draft_tokens"] = _numbers([drafted], np.int32)
     return tensors
 
 
-def _shaped(values: Array) -> Array:
-    return values.reshape(*SPEC_DECODE.batch_dims, -1)
+def one_value(tensors: Mapping[str, Array], name: str, absent: Any) -> Any:
+    """The number or flag that an input holds.
 
-
-def _strings(text: str) -> Array:
-    return _shaped(np.array([text.encode()], np.object_))
-
-
-def _refuse_unsupported(tensors: Mapping[str, Array], parameters: Mapping[str, Any]) -> None:
-    minimum = _value(tensors, "min_length", 0)
-    if minimum > 0:
-        raise InvalidRequestError("min_length", minimum, "a minimum length is not supported; leave it out or send 0")
-    for text in _text(tensors, "sampling_parameters"):
-        if text.strip() not in ("", "{}", "null"):
-            raise InvalidRequestError(
-                "sampling_parameters", text[:80], "not supported; send temperature, top_k, top_p, seed as inputs"
-            )
-    for name, value in parameters.items():
-        known = name in (RULE_PARAMETER, CHAT_PARAMETER, *_OTHER_PARAMETERS)
-        if not known and not name.startswith("triton_"):
-            inputs = ", ".join(spec.name for spec in SPEC_DECODE.inputs)
-            raise InvalidRequestError(
-                name,
-                value,
-                f"not supported; inputs are {inputs}; parameters are {RULE_PARAMETER}, {CHAT_PARAMETER}",
-            )
-
-
-def _value(tensors: Mapping[str, Array], name: str, absent: Any) -> Any:
+    Raises:
+        InvalidRequestError: it holds several.
+    """
     values = tensors.get(name)
     if values is None:
         return absent
@@ -106,7 +162,12 @@ def _value(tensors: Mapping[str, Array], name: str, absent: Any) -> Any:
     return values.reshape(-1)[0].item()
 
 
-def _text(tensors: Mapping[str, Array], name: str) -> tuple[str, ...]:
+def text_values(tensors: Mapping[str, Array], name: str) -> tuple[str, ...]:
+    """The texts that an input holds, () where it is absent.
+
+    Raises:
+        InvalidRequestError: one is not UTF-8.
+    """
     values = tensors.get(name)
     if values is None:
         return ()
@@ -119,14 +180,38 @@ def _text(tensors: Mapping[str, Array], name: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
+def _min_tokens(tensors: Mapping[str, Array]) -> int:
+    """`min_tokens`, or `min_length` as older releases and genai-perf call it."""
+    old, new = (one_value(tensors, name, None) for name in ("min_length", "min_tokens"))
+    if old is not None and new is not None and old != new:
+        raise InvalidRequestError("min_length", old, f"is another name of min_tokens, which is {new}")
+    if old is not None and old < 0:
+        raise InvalidRequestError("min_length", old, "must be 0 or more")
+    return int(old if new is None else new) if (old, new) != (None, None) else 0
+
+
+def _bias(tensors: Mapping[str, Array]) -> tuple[tuple[str, float], ...]:
+    words = text_values(tensors, "embedding_bias_words")
+    weights = tensors.get("embedding_bias_weights")
+    numbers = [] if weights is None else weights.reshape(-1).tolist()
+    if len(words) != len(numbers):
+        raise InvalidRequestError(
+            "embedding_bias_weights", f"{len(numbers)} weights", f"embedding_bias_words holds {len(words)} words"
+        )
+    return tuple(zip(words, numbers, strict=True))
+
+
 def _sampling(tensors: Mapping[str, Array]) -> SamplingParams:
-    top_k = int(_value(tensors, "top_k", 0))
-    top_p = float(_value(tensors, "top_p", 1.0))
-    # Without a temperature the answer is greedy, unless top_k or top_p ask for sampling: then it is
-    # NVIDIA's 1.0, since a greedy answer would ignore them.
-    samples = top_k > 1 or top_p < 1.0
-    temperature = float(_value(tensors, "temperature", 1.0 if samples else 0.0))
-    return SamplingParams(temperature, top_k, top_p)
+    given: dict[str, Any] = {
+        name: _SAMPLING_TYPES.get(name, float)(one_value(tensors, name, None))
+        for name in SAMPLING_INPUTS
+        if name in tensors
+    }
+    # Without a temperature the answer is greedy, unless another option asks for sampling: then it is
+    # NVIDIA's 1.0, since a greedy answer would ignore it.
+    samples = given.get("top_k", 0) > 1 or given.get("top_p", 1.0) < 1.0 or given.get("min_p", 0.0) > 0.0
+    given.setdefault("temperature", 1.0 if samples else 0.0)
+    return SamplingParams(**given)
 
 
 def _parameter(parameters: Mapping[str, Any], name: str, absent: Any) -> Any:
@@ -135,3 +220,30 @@ def _parameter(parameters: Mapping[str, Any], name: str, absent: Any) -> Any:
         kind = "true or false" if isinstance(absent, bool) else "a text"
         raise InvalidRequestError(name, value, f"must be {kind}")
     return value
+
+
+def _input(name: str, items: Sequence[Any]) -> Array:
+    spec = SPEC_DECODE.input(name)
+    if issubclass(spec.dtype, np.integer):
+        limits = np.iinfo(spec.dtype)
+        for item in items:
+            if not limits.min <= item <= limits.max:
+                raise InvalidRequestError(name, item, f"must fit {spec.kind}")
+    return _numbers([item.encode() for item in items] if spec.kind == "STRING" else items, spec.dtype)
+
+
+def _numbers(values: Sequence[Any], dtype: Any) -> Array:
+    """[1, n]."""
+    return np.array(values, dtype).reshape(*SPEC_DECODE.batch_dims, -1)
+
+
+def _strings(texts: Sequence[str]) -> Array:
+    return _numbers([text.encode() for text in texts], np.object_)
+
+
+def _rows(rows: Sequence[Sequence[Any]], fill: float, dtype: Any) -> Array:
+    """[1, rows, longest]."""
+    filled = np.full((len(rows), max(len(row) for row in rows)), fill, dtype)
+    for i, row in enumerate(rows):
+        filled[i, : len(row)] = row
+    return filled.reshape(*SPEC_DECODE.batch_dims, *filled.shape)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,20 +10,21 @@ from typing import Any, Protocol
 from pipeline.engine.step import StepModel
 from pipeline.errors import CancelledError, OverloadedError, SpecDecodeError
 from pipeline.orchestrator.request import Chunk, GenerationRequest
+from pipeline.serving.answer import Answer
 from pipeline.serving.backend import (
     ModelArguments,
     backend_utils,
     load_factory,
     read_inputs,
     read_parameters,
-    triton_error,
 )
 from pipeline.serving.bls import BlsStepModel
 from pipeline.serving.contract import DRAFT_MODEL, TARGET_MODEL
-from pipeline.serving.generation import decode_generation, encode_chunk
+from pipeline.serving.generation import decode_generation, encode_chunk, encode_chunks
 from pipeline.serving.workers import WorkerPool
 from pipeline.spec import DeploymentSpec
 
+OUTBOX_THREADS = 4
 SPEC_FILE = "deployment.json"
 DEFAULT_ORCHESTRATOR_FACTORY = "pipeline.serving.orchestrator_server:build_orchestrator"
 
@@ -34,7 +33,7 @@ class TextGenerator(Protocol):
     """What the server needs of an orchestrator; `pipeline.orchestrator.loop.Orchestrator` has this shape."""
 
     def generate(self, request: GenerationRequest, is_cancelled: Callable[[], bool]) -> Iterator[Chunk]:
-        """Chunks of an answer; the last one is `final`. Without `stream` there is one chunk.
+        """Chunks of num_return_sequences answers, the last of each is `final`. Without `stream` one chunk each.
 
         Raises:
             SpecDecodeError: from any `next`; the request ends with it.
@@ -71,52 +70,6 @@ def build_orchestrator(
     )
 
 
-class Answer:
-    """The response side of one request: FINAL goes out exactly once, and nothing touches the sender after it.
-
-    Asking a sender whether its request is cancelled after FINAL was sent is a use after free that takes the
-    whole server down (python_backend release 24.10), hence one lock and a `closed` flag around both.
-    """
-
-    def __init__(self, utils: Any, sender: Any) -> None:
-        self._utils = utils
-        self._sender = sender
-        self._lock = threading.Lock()
-        self._closed = False
-
-    def is_cancelled(self) -> bool:
-        with self._lock:
-            return self._closed or bool(self._sender.is_cancelled())
-
-    def send(self, chunk: Chunk) -> None:
-        """Send a chunk; a final one closes the answer."""
-        utils = self._utils
-        tensors = [utils.Tensor(name, array) for name, array in encode_chunk(chunk).items()]
-        self._send(utils.InferenceResponse(output_tensors=tensors), final=chunk.final)
-
-    def fail(self, error: BaseException) -> None:
-        """End with an error; does nothing where the answer is closed."""
-        utils = self._utils
-        self._send(utils.InferenceResponse(output_tensors=[], error=triton_error(utils, error)), final=True)
-
-    def _send(self, response: Any, *, final: bool) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = final
-            if not final:
-                self._sender.send(response)
-                return
-            flag = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-            try:
-                self._sender.send(response, flags=flag)
-            except Exception as error:
-                # Without a FINAL flag the client would wait for ever.
-                self._utils.Logger.log_error(f"a final response could not be sent: {error}")
-                with suppress(Exception):  # a sender that counts itself closed refuses
-                    self._sender.send(flags=flag)
-
-
 class OrchestratorServer:
     """Runs one request per worker thread.
 
@@ -141,6 +94,7 @@ class OrchestratorServer:
         self._utils = utils
         self._step_models = step_models
         self._pool = WorkerPool("request", max_requests, max_queue)
+        self._outbox = WorkerPool("outbox", OUTBOX_THREADS)
         self._stopping = False
 
     @classmethod
@@ -179,7 +133,7 @@ class OrchestratorServer:
     def execute(self, requests: Sequence[Any]) -> None:
         """Enqueue requests; returns None, as a decoupled model must."""
         for request in requests:
-            answer = Answer(self._utils, request.get_response_sender())
+            answer = Answer(self._utils, request.get_response_sender(), self._outbox)
             try:
                 self._pool.submit(partial(self._run, request, answer))
             except OverloadedError as error:
@@ -188,7 +142,7 @@ class OrchestratorServer:
     def close(self) -> None:
         """Refuse what waits; running requests end by their own deadlines."""
         self._stopping = True
-        for job in self._pool.close():
+        for job in [*self._pool.close(), *self._outbox.close()]:
             job()
         for model in self._step_models:
             model.close()
@@ -197,15 +151,26 @@ class OrchestratorServer:
         try:
             if self._stopping:
                 raise OverloadedError("the server is stopping")
-            if answer.is_cancelled():
+            if answer.was_withdrawn():
                 raise CancelledError("the client withdrew the request while it waited")
             wanted = decode_generation(read_inputs(request), read_parameters(request), request.request_id())
-            last: Chunk | None = None
-            for last in self._generator.generate(wanted, answer.is_cancelled):
-                if not wanted.stream and not last.final:
-                    raise SpecDecodeError("the orchestrator sent more than one chunk to a request without stream")
-                answer.send(last)
-            if last is None or not last.final:
-                raise SpecDecodeError("the orchestrator ended without a final chunk")
+            self._answer(wanted, answer)
         except BaseException as error:
             answer.fail(error)
+
+    def _answer(self, wanted: GenerationRequest, answer: Answer) -> None:
+        """Chunks as they come where the request streams; else all answers in one response."""
+        ended = 0
+        whole: list[Chunk] = []
+        for chunk in self._generator.generate(wanted, answer.is_cancelled):
+            ended += chunk.final
+            if wanted.stream:
+                answer.send(encode_chunk(chunk), final=ended == wanted.num_return_sequences)
+            elif not chunk.final:
+                raise SpecDecodeError("the orchestrator sent more than one chunk to a request without stream")
+            else:
+                whole.append(chunk)
+        if ended != wanted.num_return_sequences:
+            raise SpecDecodeError("the orchestrator ended without a final chunk")
+        if whole:
+            answer.send(encode_chunks(whole), final=True)

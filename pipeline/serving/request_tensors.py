@@ -15,10 +15,9 @@ import numpy as np
 
 from pipeline.engine.step import RULE_AUTO, FloatArray, StepRequest
 from pipeline.errors import InvalidRequestError
-from pipeline.sampling.params import SamplingParams
 from pipeline.serving.contract import ARRIVAL_PARAMETER, PERF_OUTPUTS, RULE_PARAMETER, STEP_STATS, Array, Tensors
+from pipeline.serving.sampling_tensors import decode_sampling, encode_sampling, scalar_of
 
-_SAMPLING_NAMES = {"top_k": "runtime_top_k", "top_p": "runtime_top_p"}
 _INT32_MAX = 2**31 - 1
 
 
@@ -52,29 +51,29 @@ class EncodedCall:
     outputs: tuple[str, ...]
 
 
-def encode_request(request: StepRequest, *, step_stats: bool = True) -> EncodedCall:
-    """A call as tensors. What is off is sent as off; greedy is top_k 1 alone.
+def encode_request(request: StepRequest, *, step_stats: bool = True, vocab: int | None = None) -> EncodedCall:
+    """A call as tensors. Beyond `encode_sampling`'s, only what is asked for crosses.
 
     Args:
         request: the call.
-        step_stats: ask for STEP_STATS, which holds every counter; else for NVIDIA's counters, since an NVIDIA
-            engine refuses names that it does not know.
+        step_stats: the engine is ours: ask for STEP_STATS, which holds every counter; else for NVIDIA's
+            counters, since an NVIDIA engine refuses names that it does not know.
+        vocab: width of the engine's logits, which NVIDIA's `embedding_bias` must have; ours takes less.
 
     Raises:
-        InvalidRequestError: draft_logits do not fit the drafts, or a number does not fit its tensor.
+        InvalidRequestError: draft_logits do not fit the drafts, a number does not fit its tensor, or NVIDIA's
+            engine cannot apply an option.
     """
     _check(request)
     tensors: Tensors = {
         "input_ids": row(request.input_ids),
         "input_lengths": row([len(request.input_ids)]),
         "request_output_len": row([request.max_new_tokens]),
-        "runtime_top_k": row([1 if request.sampling.greedy else request.sampling.top_k]),
         # Always explicit: NVIDIA's default is a parameter of the model.
         "exclude_input_in_output": np.array([[True]]),
+        **encode_sampling(request.sampling, nvidia=not step_stats, vocab=vocab),
     }
     if not request.sampling.greedy:
-        tensors["temperature"] = np.array([[request.sampling.temperature]], np.float32)
-        tensors["runtime_top_p"] = np.array([[request.sampling.top_p]], np.float32)
         tensors["seed"] = np.array([[request.seed]], np.uint64)
     if request.draft_ids:
         tensors["draft_input_ids"] = row(request.draft_ids)
@@ -82,10 +81,15 @@ def encode_request(request: StepRequest, *, step_stats: bool = True) -> EncodedC
             tensors["draft_logits"] = np.ascontiguousarray(request.draft_logits, np.float32)[None]
     if request.end_id is not None:
         tensors["end_id"] = row([request.end_id])
+    if request.min_tokens:
+        tensors["min_tokens"] = row([request.min_tokens])
     outputs: tuple[str, ...] = ("output_ids", "sequence_length")
     if request.return_logits:
         tensors["return_generation_logits"] = np.array([[True]])
         outputs += ("generation_logits",)
+    if request.return_log_probs:
+        tensors["return_log_probs"] = np.array([[True]])
+        outputs += ("output_log_probs",)
     if step_stats:
         outputs += (STEP_STATS,)
     else:
@@ -106,7 +110,7 @@ def encode_stop() -> EncodedCall:
 
 
 def is_stop(tensors: Mapping[str, Array]) -> bool:
-    return bool(_scalar(tensors, "stop", False))
+    return bool(scalar_of(tensors, "stop", False))
 
 
 def decode_request(tensors: Mapping[str, Array], parameters: Mapping[str, Any], request_id: str) -> StepCall:
@@ -119,27 +123,29 @@ def decode_request(tensors: Mapping[str, Array], parameters: Mapping[str, Any], 
         if name not in tensors:  # Triton counts mandatory inputs, it does not look for them
             raise InvalidRequestError(name, None, "must be given")
     input_ids = _ids(tensors, "input_ids")
-    length = int(_scalar(tensors, "input_lengths", -1))
+    length = int(scalar_of(tensors, "input_lengths", -1))
     if length != len(input_ids):
         raise InvalidRequestError("input_lengths", length, f"input_ids holds {len(input_ids)} tokens")
     request = StepRequest(
         request_id=request_id,
         input_ids=input_ids,
-        max_new_tokens=int(_scalar(tensors, "request_output_len", 0)),
+        max_new_tokens=int(scalar_of(tensors, "request_output_len", 0)),
         draft_ids=_ids(tensors, "draft_input_ids"),
         draft_logits=_draft_logits(tensors),
-        sampling=_sampling(tensors),
-        seed=int(_scalar(tensors, "seed", 0)),
-        end_id=int(_scalar(tensors, "end_id", 0)) if "end_id" in tensors else None,
+        sampling=decode_sampling(tensors),
+        seed=int(scalar_of(tensors, "seed", 0)),
+        end_id=int(scalar_of(tensors, "end_id", 0)) if "end_id" in tensors else None,
+        min_tokens=int(scalar_of(tensors, "min_tokens", 0)),
         rule=_parameter(parameters, RULE_PARAMETER, RULE_AUTO),
-        return_logits=bool(_scalar(tensors, "return_generation_logits", False)),
+        return_logits=bool(scalar_of(tensors, "return_generation_logits", False)),
+        return_log_probs=bool(scalar_of(tensors, "return_log_probs", False)),
         arrival=_parameter(parameters, ARRIVAL_PARAMETER, 0),
     )
     _check(request)
     return StepCall(
         request,
-        include_input=not _scalar(tensors, "exclude_input_in_output", False),
-        perf_metrics=bool(_scalar(tensors, "return_perf_metrics", False)),
+        include_input=not scalar_of(tensors, "exclude_input_in_output", False),
+        perf_metrics=bool(scalar_of(tensors, "return_perf_metrics", False)),
     )
 
 
@@ -155,6 +161,8 @@ def _check(request: StepRequest) -> None:
         raise InvalidRequestError("request_output_len", request.max_new_tokens, "must be at least 1")
     if not 0 <= request.seed < 1 << 64:
         raise InvalidRequestError("seed", request.seed, "must fit an unsigned 64-bit integer")
+    if not 0 <= request.min_tokens <= _INT32_MAX:
+        raise InvalidRequestError("min_tokens", request.min_tokens, "must be 0 or more")
     logits, drafts = request.draft_logits, len(request.draft_ids)
     if drafts and request.max_new_tokens != drafts + 1:
         raise InvalidRequestError(
@@ -178,16 +186,6 @@ def _ids(tensors: Mapping[str, Array], name: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _scalar(tensors: Mapping[str, Array], name: str, absent: bool | int | float) -> bool | int | float:
-    values = tensors.get(name)
-    if values is None:
-        return absent
-    if values.size != 1:
-        raise InvalidRequestError(name, f"shape {list(values.shape)}", "must hold one value")
-    found: bool | int | float = values.reshape(-1)[0].item()
-    return found
-
-
 def _draft_logits(tensors: Mapping[str, Array]) -> FloatArray | None:
     values = tensors.get("draft_logits")
     if values is None:
@@ -198,18 +196,6 @@ def _draft_logits(tensors: Mapping[str, Array]) -> FloatArray | None:
         raise InvalidRequestError("draft_logits", str(values.dtype), "must be float32")
     logits: FloatArray = values[0]
     return logits
-
-
-def _sampling(tensors: Mapping[str, Array]) -> SamplingParams:
-    try:
-        return SamplingParams(
-            temperature=float(_scalar(tensors, "temperature", 1.0)),
-            top_k=int(_scalar(tensors, "runtime_top_k", 1)),
-            top_p=float(_scalar(tensors, "runtime_top_p", 1.0)),
-        )
-    except InvalidRequestError as error:
-        name = _SAMPLING_NAMES.get(error.field, error.field)
-        raise InvalidRequestError(name, error.value, error.limit) from None
 
 
 def _parameter(parameters: Mapping[str, Any], name: str, absent: Any) -> Any:

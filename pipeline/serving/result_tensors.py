@@ -7,10 +7,10 @@ have a leading batch dimension of 1.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from itertools import takewhile
 
 import numpy as np
 
+from pipeline.common_prefix import common_prefix
 from pipeline.engine.step import FloatArray, KvUse, StepRequest, StepResult
 from pipeline.errors import StepError
 from pipeline.serving.contract import PERF_OUTPUTS, STEP_STATS, STEP_STATS_FIELDS, Array, Tensors
@@ -18,7 +18,7 @@ from pipeline.serving.request_tensors import StepCall, row
 
 
 def encode_result(result: StepResult, call: StepCall, outputs: Collection[str]) -> Tensors:
-    """Output tensors of a finished call: output_ids [1, 1, len], generation_logits [1, 1, new, vocab].
+    """Output tensors of a finished call: output_ids [1, 1, len], output_log_probs [1, 1, new], ...
 
     Args:
         result: what the engine gave.
@@ -30,6 +30,9 @@ def encode_result(result: StepResult, call: StepCall, outputs: Collection[str]) 
     tensors: Tensors = {"output_ids": ids.reshape(1, 1, -1), "sequence_length": row([ids.size])}
     if call.request.return_logits and result.generation_logits is not None:
         tensors["generation_logits"] = np.ascontiguousarray(result.generation_logits, np.float32)[None, None]
+    if call.request.return_log_probs:
+        tensors["output_log_probs"] = np.array(result.log_probs, np.float32).reshape(1, 1, -1)
+        tensors["cum_log_probs"] = np.array([[sum(result.log_probs)]], np.float32)
     if call.perf_metrics:
         drafted, accepted = result.total_draft_tokens, result.total_accepted_draft_tokens
         tensors["acceptance_rate"] = np.array([[accepted / drafted if drafted else 0.0]], np.float32)
@@ -64,8 +67,7 @@ def decode_result(tensors: Mapping[str, Array], request: StepRequest) -> StepRes
         drafted, accepted, alloc_new, reused, alloc_total, reused_tokens, computed_tokens = map(int, counts)
     else:
         drafted = _counter(tensors, "total_draft_tokens", len(request.draft_ids))
-        pairs = zip(new, request.draft_ids[:drafted], strict=False)
-        accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        accepted = common_prefix(new, request.draft_ids[:drafted])
         alloc_new, reused, alloc_total = (
             _counter(tensors, f"kv_cache_{name}_blocks", 0) for name in ("alloc_new", "reused", "alloc_total")
         )
@@ -79,6 +81,7 @@ def decode_result(tensors: Mapping[str, Array], request: StepRequest) -> StepRes
         total_draft_tokens=drafted,
         total_accepted_draft_tokens=accepted,
         generation_logits=_generation_logits(tensors, len(new)) if request.return_logits else None,
+        log_probs=_log_probs(tensors, len(new)) if request.return_log_probs else (),
         kv=KvUse(alloc_new, reused, alloc_total, reused_tokens, computed_tokens),
         compute_s=compute_s,
     )
@@ -118,6 +121,14 @@ def _new_tokens(tensors: Mapping[str, Array], request: StepRequest) -> tuple[int
 def _counter(tensors: Mapping[str, Array], name: str, absent: int) -> int:
     values = tensors.get(name)
     return absent if values is None or not values.size else int(values.reshape(-1)[0])
+
+
+def _log_probs(tensors: Mapping[str, Array], new: int) -> tuple[float, ...]:
+    values = tensors.get("output_log_probs")
+    if values is None or values.size < new:
+        found = "no output_log_probs" if values is None else f"{values.size} output_log_probs"
+        raise StepError(f"the step model sent {found} for {new} tokens")
+    return tuple(values.reshape(-1)[:new].tolist())
 
 
 def _generation_logits(tensors: Mapping[str, Array], new: int) -> FloatArray:

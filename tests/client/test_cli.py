@@ -11,10 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pipeline.client.cli import app
+from pipeline.client.options import GenerationOptions
 from pipeline.serving.shared_memory import group_members, regions
 from pipeline.spec import DEFAULT_SPEC, ROOT
 
@@ -37,7 +41,7 @@ def one_line_error(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", ["engines", "repo", "serve", "stop", "request", "generate", "load", "demo", "bench"]
+    "command", ["engines", "repo", "serve", "stop", "request", "generate", "load", "demo", "bench", "acceptance"]
 )
 def test_every_command_explains_itself(command: str) -> None:
     done = specdec(command, "--help")
@@ -79,6 +83,49 @@ def test_a_bad_option_is_refused_before_anything_is_asked() -> None:
     assert "temperature = -1.0" in one_line_error(specdec("request", "hello", "--temperature", "-1"))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--min-p", "2"), "min_p = 2.0: must be a number in [0, 1]"),
+        (("--repetition-penalty", "0"), "repetition_penalty = 0.0"),
+        (("--bias", "word"), "bias = 'word': must be WORD=WEIGHT"),
+        (("--bias", "=1"), "bias = '=1': must be WORD=WEIGHT"),
+        (("--bias", "a=nan"), "bias = 'a=nan': must be WORD=WEIGHT"),
+        (("--bad", ""), "bad_words = ''"),
+        (("--min-tokens", "9", "--max-tokens", "8"), "min_tokens = 9: must be between 0 and max_tokens = 8"),
+        (("-n", "0"), "num_return_sequences = 0"),
+        (("--stream-tokens", "all"), "stream_tokens = 'all': must be one of round, each"),
+    ],
+)
+def test_every_option_is_checked_before_anything_is_loaded(options: tuple[str, ...], message: str) -> None:
+    for command in ("request", "generate"):
+        done = CliRunner().invoke(app, [command, "hello", *options])
+        assert done.exit_code == 1 and done.output == f"error: {done.output[7:]}" and message in done.output
+
+
+def test_request_and_generate_have_the_same_options() -> None:
+    """One definition: every field of GenerationOptions is an option of both, with help."""
+    found = {}
+    for command in ("request", "generate"):
+        done = specdec(command, "--help")
+        found[command] = set(re.findall(r"--[a-z-]+", done.stdout))
+        for spec in fields(GenerationOptions):
+            assert f"--{spec.name.replace('_', '-')}" in found[command]
+    assert found["request"] - found["generate"] == {"--url"}
+
+
+def test_options_become_a_request() -> None:
+    options = GenerationOptions(
+        max_tokens=9, min_tokens=2, top_k=3, min_p=0.5, bias=["a=b=2", " c=-1"], bad=["x"], stop=["y"], log_probs=True,
+        num_return_sequences=2, num_draft_tokens=0,
+    )  # fmt: skip
+    request = options.request("hi")
+    assert request.embedding_bias == (("a=b", 2.0), (" c", -1.0))
+    assert (request.bad_words, request.stop_words, request.num_draft_tokens) == (("x",), ("y",), 0)
+    assert request.return_log_probs and request.stream and request.num_return_sequences == 2
+    assert (request.sampling.top_k, request.sampling.min_p, request.min_tokens) == (3, 0.5, 2)
+
+
 def test_no_server_is_said_plainly() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -110,6 +157,17 @@ def test_generate_decodes_in_process() -> None:
         texts.append(done.stdout)
     assert texts[0] == texts[1]
     assert "Paris" in texts[0]
+
+
+@pytest.mark.demo
+def test_generate_with_options() -> None:
+    """Two answers with their log-probabilities, one response per token; the same command gives the same texts."""
+    command = ("generate", "The sea is", "--max-tokens", "5", "--temperature", "1", "--seed", "3", "-n", "2")
+    first, second = (specdec(*command, "--log-probs", "--stream-tokens", "each") for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    lines = [line for line in first.stdout.splitlines() if line.startswith("log-probs: ")]
+    assert len(lines) == 2 and all(len(line.split(";")[0].split()) == 6 for line in lines)
+    assert first.stdout.splitlines()[0] == second.stdout.splitlines()[0]
 
 
 @pytest.mark.demo

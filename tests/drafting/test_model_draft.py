@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from pipeline.drafting.base import Draft, DraftContext, Drafter, DraftSession, Offer
 from pipeline.drafting.hybrid import HybridDrafter
-from pipeline.drafting.model import ModelDrafter, draft_sampling
+from pipeline.drafting.model import HISTORY_OPTIONS, RANDOM_OPTIONS, ModelDrafter
 from pipeline.drafting.ngram import NgramDrafter
 from pipeline.drafting.none import NoDrafter
 from pipeline.engine.manifest import Capabilities, CostTable, Limits, Manifest
@@ -26,7 +27,10 @@ WARM = SamplingParams(0.5, 20, 0.9)
 
 
 def manifest(
-    options: Sequence[str] = ("temperature",), logits: Literal["raw", "log_law"] = "raw", max_seq_len: int = 20
+    options: Sequence[str] = ("temperature",),
+    logits: Literal["raw", "log_law"] = "raw",
+    max_seq_len: int = 20,
+    rules: Sequence[str] = (),
 ) -> Manifest:
     return Manifest(
         version=1,
@@ -41,7 +45,7 @@ def manifest(
         files={},
         limits=Limits(max_seq_len=max_seq_len, max_draft_len=0, max_requests=1, kv_blocks=9, tokens_per_block=8),
         capabilities=Capabilities(
-            rules=(),
+            rules=tuple(rules),
             draft_options=tuple(options),
             generation_logits=logits,
             log_probs=False,
@@ -72,9 +76,16 @@ class Answers(StepModel):
     def close(self) -> None: ...
 
 
-def start(model: Answers, sampling: SamplingParams = WARM, deadline_s: float = 5.0, **options: Any) -> DraftSession:
-    context = DraftContext("r", (1, 2, 3), sampling, seed=77, arrival=6)
-    return ModelDrafter(model, manifest(**options), deadline_s).start(context)
+def start(
+    model: Answers,
+    sampling: SamplingParams = WARM,
+    deadline_s: float = 5.0,
+    rule: str = "auto",
+    greedy: bool = False,
+    **options: Any,
+) -> DraftSession:
+    context = DraftContext("r", (1, 2, 3), sampling, seed=77, rule=rule, arrival=6)
+    return ModelDrafter(model, manifest(**options), deadline_s, greedy).start(context)
 
 
 def propose(session: DraftSession, k: int = 2, round_index: int = 3) -> Draft:
@@ -89,9 +100,24 @@ def test_what_is_sent() -> None:
     propose(session)
     (call,) = model.calls
     assert (call.input_ids, call.max_new_tokens, call.arrival) == ((1, 2, 3, 4, 0), 2, 6)
-    assert (call.end_id, call.draft_ids, call.draft_logits) == (None, (), None)
+    assert (call.end_id, call.draft_ids, call.draft_logits, call.min_tokens) == (None, (), None, 0)
     assert call.seed == call_seed(77, 3, "draft") != call_seed(77, 3, "target")
     assert call.return_logits and call.request_id == "r/draft/3"
+
+
+ALL_OPTIONS = (*RANDOM_OPTIONS, *HISTORY_OPTIONS)
+EVERYTHING = SamplingParams(
+    temperature=0.5,
+    top_k=20,
+    top_p=0.9,
+    min_p=0.1,
+    repetition_penalty=1.2,
+    presence_penalty=0.3,
+    frequency_penalty=-0.4,
+    logit_bias=((1, 2.0),),
+    bad_words=((2, 3),),
+)
+PENALTIES = replace(EVERYTHING, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +126,25 @@ def test_what_is_sent() -> None:
         (("temperature",), SamplingParams(0.5)),
         (("temperature", "top_k"), SamplingParams(0.5, 20)),
         (("temperature", "top_k", "top_p"), WARM),
+        (("temperature", *HISTORY_OPTIONS), replace(EVERYTHING, top_k=0, top_p=1.0, min_p=0.0)),
+        (ALL_OPTIONS, EVERYTHING),
+        (("top_k", "top_p"), GREEDY),  # it cannot be told the temperature: a one-hot q is still exact
+        ((), GREEDY),
     ],
 )
 def test_options_that_the_draft_knows(options: Sequence[str], expected: SamplingParams) -> None:
     """An engine is sent no option beyond its draft_options; q may differ from p, the text's law does not."""
     model = Answers(StepResult((2, 0), generation_logits=LOGITS))
-    propose(start(model, options=options))
+    draft = propose(start(model, EVERYTHING, options=options, logits="log_law"))
     assert model.calls[0].sampling == expected
+    assert (draft.logits is None) == expected.greedy == (not model.calls[0].return_logits)
+
+
+def test_raw_logits_tell_no_more_than_the_temperature() -> None:
+    """Where laws are made of raw logits, an option that the engine applied to them would be missing in q."""
+    model = Answers(StepResult((2, 0), generation_logits=LOGITS))
+    propose(start(model, EVERYTHING, options=ALL_OPTIONS, logits="raw"))
+    assert model.calls[0].sampling == SamplingParams(0.5)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.7, 1), SamplingParams(0.0, 5, 0.5)])
@@ -116,7 +154,39 @@ def test_greedy_needs_no_laws(sampling: SamplingParams) -> None:
     draft = propose(start(model, sampling))
     assert model.calls[0].sampling == GREEDY and not model.calls[0].return_logits
     assert (draft.source, draft.ids, draft.logits) == ("model", (2, 0), None)
-    assert draft_sampling(sampling, ()) == GREEDY
+
+
+@pytest.mark.parametrize("rule", ["auto", "block", "token", "match", "coupled"])
+@pytest.mark.parametrize("logits", ["raw", "log_law"])
+def test_greedy_drafts_by_deployment(rule: str, logits: Literal["raw", "log_law"]) -> None:
+    """`draft.sampling: greedy` takes the best token under the request's penalties, under every rule."""
+    model = Answers(StepResult((2, 0), generation_logits=LOGITS))
+    draft = propose(start(model, EVERYTHING, rule=rule, greedy=True, options=ALL_OPTIONS, logits=logits))
+    assert model.calls[0].sampling == PENALTIES and PENALTIES.greedy
+    assert draft.logits is None and not model.calls[0].return_logits
+
+
+def test_rules_that_need_no_law() -> None:
+    """match and coupled compare tokens: the draft samples as ever, and K laws stay where they are."""
+    for rule, needs in (("block", True), ("token", True), ("match", False), ("coupled", False)):
+        model = Answers(StepResult((2, 0), generation_logits=LOGITS))
+        draft = propose(start(model, EVERYTHING, rule=rule, options=ALL_OPTIONS, logits="log_law"))
+        assert model.calls[0].sampling == EVERYTHING
+        assert (draft.logits is not None) == model.calls[0].return_logits == needs
+
+
+def test_coupled_drafts_share_the_noise() -> None:
+    """The answer's own seed in every round, for an engine that knows the rule; another draws as it can."""
+    for rules, seeds, sent in (
+        (("coupled", "block"), [77, 77], "coupled"),
+        (("block",), [call_seed(77, 3, "draft"), call_seed(77, 4, "draft")], "auto"),
+    ):
+        model = Answers(StepResult((2, 0)))
+        session = start(model, rule="coupled", rules=rules, options=ALL_OPTIONS, logits="log_law")
+        propose(session, round_index=3)
+        propose(session, round_index=4)
+        assert [call.seed for call in model.calls] == seeds
+        assert [call.rule for call in model.calls] == [sent, sent]
 
 
 def test_log_laws_go_as_they_are() -> None:

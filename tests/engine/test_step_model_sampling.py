@@ -9,10 +9,11 @@ import pytest
 import torch
 from tiny_models import VOCAB, TinyModel, Watched, make_decoder, watch
 
+from pipeline.sampling.call import VerifyCall
 from pipeline.sampling.laws import laws, laws_from_log
 from pipeline.sampling.params import GREEDY, SamplingParams
 from pipeline.sampling.random import call_seed
-from pipeline.sampling.verify import VerifyCall, sample
+from pipeline.sampling.verify import sample
 
 PROMPT = (57, 82, 25, 87, 55, 60, 59)
 WARM = SamplingParams(0.9)

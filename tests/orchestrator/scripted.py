@@ -14,21 +14,24 @@ from pipeline.engine.step import KvUse, StepModel, StepRequest, StepResult
 from pipeline.orchestrator.admission import Admission
 from pipeline.orchestrator.controllers.base import ControllerFactory
 from pipeline.orchestrator.controllers.fixed import FixedFactory
+from pipeline.orchestrator.intake import TargetFacts
 from pipeline.orchestrator.loop import Orchestrator
 from pipeline.orchestrator.request import Chunk, GenerationRequest
-from pipeline.orchestrator.run import TargetFacts
 from pipeline.orchestrator.statistics import RequestStatistics
 from pipeline.orchestrator.verifier import StepVerifier
+from pipeline.sampling.params import OPTIONS
 from pipeline.text.tokenizer import Tokenizer
 
 END = 256
 WRONG = 1  # a token that no script holds
+INSTEAD = ord("!")  # what follows an impossible end
 LIMITS = Limits(max_seq_len=200, max_draft_len=8, max_requests=4, kv_blocks=64, tokens_per_block=8)
 CAPABILITIES = Capabilities(
     rules=("block", "token", "match"),
     draft_options=("temperature", "top_k", "top_p"),
+    options=OPTIONS,
     generation_logits="log_law",
-    log_probs=False,
+    log_probs=True,
     drops_drafts=False,
     deterministic=True,
 )
@@ -77,6 +80,7 @@ class ScriptedModel(StepModel):
     def __init__(self, answer: Callable[[StepRequest], StepResult | Exception | None]) -> None:
         self._answer = answer
         self.calls: list[StepRequest] = []
+        self.stopped: list[str] = []
 
     def submit(self, request: StepRequest) -> Future[StepResult]:
         self.calls.append(request)
@@ -89,7 +93,7 @@ class ScriptedModel(StepModel):
         return future
 
     def stop(self, request_id: str) -> None:
-        pass
+        self.stopped.append(request_id)
 
     def close(self) -> None:
         pass
@@ -98,6 +102,9 @@ class ScriptedModel(StepModel):
 @dataclass
 class TargetScript:
     """What plain decoding says after the prompt, for ever: the script, then dots.
+
+    The end token is passed over where min_tokens makes it impossible; the log-probability of the token at position i
+    of the answer is -i.
 
     Attributes:
         tokens: the script; an end token in it ends the answer.
@@ -114,19 +121,23 @@ class TargetScript:
 
     def __call__(self, request: StepRequest) -> StepResult:
         start = len(request.input_ids) - self.prompt_tokens
-        assert request.input_ids[self.prompt_tokens :] == tuple(self.at(i) for i in range(start)), "history"
+        expected = (INSTEAD if self.at(i) == request.end_id else self.at(i) for i in range(start))
+        assert request.input_ids[self.prompt_tokens :] == tuple(expected), "history"
         assert len(request.input_ids) + request.max_new_tokens <= LIMITS.max_seq_len, "context"
         assert not request.draft_ids or request.max_new_tokens == len(request.draft_ids) + 1
         used = request.draft_ids[: self.verifies]
         output: list[int] = []
         for i in range(len(used) + 1 if request.draft_ids else request.max_new_tokens):
             token = self.at(start + i)
+            if token == request.end_id and i < request.min_tokens:
+                token = INSTEAD
             if token == request.end_id:
                 break
             output.append(token)
             if request.draft_ids and (i == len(used) or used[i] != token):
                 break
-        return StepResult(tuple(output), len(used), kv=KvUse(computed_tokens=len(used) + 1))
+        log_probs = tuple(-float(start + i) for i in range(len(output))) if request.return_log_probs else ()
+        return StepResult(tuple(output), len(used), kv=KvUse(computed_tokens=len(used) + 1), log_probs=log_probs)
 
 
 @dataclass
@@ -212,7 +223,7 @@ def make_rig(
     target = ScriptedModel(answer or follows)
     orchestrator = Orchestrator(
         tokenizer=cast(Tokenizer, ByteTokenizer()),
-        target=TargetFacts(limits, capabilities, END),
+        target=TargetFacts(limits, capabilities, END, END + 1),
         verifier=StepVerifier(target, target_s),
         drafter=drafter,
         controllers=controllers or FixedFactory(k, 8),

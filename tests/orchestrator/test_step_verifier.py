@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.drafting.base import Draft
-from pipeline.engine.step import KvUse, StepResult
-from pipeline.engine.waiting import abandoned_calls, wait_for
+from pipeline.engine.step import KvUse, StepRequest, StepResult
+from pipeline.engine.waiting import call
 from pipeline.errors import StepError, StepTimeoutError
 from pipeline.orchestrator.verifier import StepVerifier, TargetContext, Verdict
 from pipeline.sampling.params import SamplingParams
+from pipeline.sampling.random import call_seed
 
 from .scripted import ScriptedModel
 
-CONTEXT = TargetContext("r", SamplingParams(1.0), 5, 9, "block", 3)
+CONTEXT = TargetContext("r", 2, SamplingParams(1.0), 5, 9, "block", 3)
 KV = KvUse(reused_blocks=2)
 
 
@@ -90,32 +91,65 @@ def test_what_is_sent() -> None:
     assert (sent.max_new_tokens, sent.draft_ids, sent.input_ids) == (3, (1, 2), (7, 8))
     assert sent.draft_logits is logits and not sent.return_logits
     assert (plain.max_new_tokens, plain.draft_ids, plain.draft_logits) == (6, (), None)
-    for call in model.calls:
-        assert (call.end_id, call.rule, call.arrival, call.sampling) == (9, "block", 3, CONTEXT.sampling)
+    for each in model.calls:
+        assert (each.end_id, each.rule, each.arrival, each.sampling) == (9, "block", 3, CONTEXT.sampling)
     assert sent.seed != plain.seed and sent.request_id != plain.request_id
 
 
+def test_min_tokens_counts_what_is_generated() -> None:
+    """Every call is told how many of the wanted tokens are still to come, drafts of the round included."""
+    model = ScriptedModel(lambda request: StepResult((1,)))
+    verifier = StepVerifier(model, 5.0)
+    context = replace(CONTEXT, min_tokens=3)
+    for generated in range(6):
+        verifier.verify(context, (7, 8) + (1,) * generated, Draft("model", (1, 2)), generated)
+        verifier.decode(context, (7, 8) + (1,) * generated, 1, generated)
+    assert [sent.min_tokens for sent in model.calls] == [3, 3, 2, 2, 1, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_seeds_by_rule() -> None:
+    """Coupled calls carry the answer's own seed, whatever the round; others a seed of their round."""
+    model = ScriptedModel(lambda request: StepResult((1,)))
+    for rule in ("block", "token", "match", "coupled"):
+        for index in (0, 1):
+            StepVerifier(model, 5.0).decode(replace(CONTEXT, rule=rule), (7, 8), 1, index)
+    seeds = [sent.seed for sent in model.calls]
+    assert seeds == [call_seed(5, 0, "target"), call_seed(5, 1, "target")] * 3 + [5, 5]
+
+
+def test_log_probs_come_with_every_token() -> None:
+    """One per token, or the answer is not taken."""
+    verifier = StepVerifier(ScriptedModel(lambda request: StepResult((1, 2), log_probs=(-0.5, -1.5))), 5.0)
+    context = replace(CONTEXT, return_log_probs=True)
+    assert verifier.decode(context, (7, 8), 2, 0).log_probs == (-0.5, -1.5)
+    lacking = StepVerifier(ScriptedModel(lambda request: StepResult((1, 2), log_probs=(-0.5,))), 5.0)
+    with pytest.raises(StepError, match="the target returned 1 log-probs, 2 tokens"):
+        lacking.decode(context, (7, 8), 2, 0)
+
+
 def test_errors_pass() -> None:
-    """An engine's error is the caller's, and is no abandoned call."""
-    before = abandoned_calls()
-    verifier = StepVerifier(ScriptedModel(lambda request: StepError("broken")), 5.0)
+    """An engine's error is the caller's, and stops nothing."""
+    model = ScriptedModel(lambda request: StepError("broken"))
     with pytest.raises(StepError, match="broken"):
-        verifier.decode(CONTEXT, (7,), 1, 0)
-    assert abandoned_calls() == before
+        StepVerifier(model, 5.0).decode(CONTEXT, (7,), 1, 0)
+    assert model.stopped == []
 
 
 def test_waiting_has_a_bound() -> None:
-    """No answer: an error that names role and deadline, in time, and one more abandoned call."""
-    before, started = abandoned_calls(), time.monotonic()
+    """No answer: an error that names role and deadline, and the engine is asked to stop that call."""
+    model = ScriptedModel(lambda request: None)
     with pytest.raises(StepTimeoutError, match=r"the draft did not answer within 0.02 s; the call was abandoned"):
-        wait_for(Future(), 0.02, "draft")
-    assert abandoned_calls() == before + 1
-    assert time.monotonic() - started < 5
+        call(model, StepRequest("mine", (1,), 1), 0.02, "draft")
+    assert model.stopped == ["mine"]
 
 
 def test_a_late_answer_in_time() -> None:
     """Who answers before the deadline is waited for."""
-    future: Future[StepResult] = Future()
-    timer = threading.Timer(0.02, future.set_result, [StepResult((1,))])
-    timer.start()
-    assert wait_for(future, 30.0, "target").output_ids == (1,)
+
+    class Late(ScriptedModel):
+        def submit(self, request: StepRequest) -> Future[StepResult]:
+            future: Future[StepResult] = Future()
+            threading.Timer(0.02, future.set_result, [StepResult((1,))]).start()
+            return future
+
+    assert call(Late(lambda request: None), StepRequest("r", (1,), 1), 30.0, "target").output_ids == (1,)

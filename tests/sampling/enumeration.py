@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.sampling.noise import choose, noise_keys
 from pipeline.sampling.rules import AcceptanceRule, Proposal, Randomness, ResidualRule
 from pipeline.sampling.vocabulary import draw
 
@@ -21,13 +24,20 @@ FAMILIES = ("smooth", "sparse", "same", "disjoint", "peaked")
 
 @dataclass(frozen=True)
 class World:
-    """Laws by history: p[d] and q[d] are [vocab**d, vocab] float64, the history read as a number in base vocab."""
+    """Laws by history: p[d] and q[d] are [vocab**d, vocab] float64, the history read as a number in base vocab.
+
+    Attributes:
+        round_p: p [rows, K + 1, vocab] of a round, given its drafts [rows, K]; None takes it from the tables.
+        round_q: the q that is sent along [rows, K, vocab], given the drafts; None takes it from the tables.
+    """
 
     p: list[Tensor]
     q: list[Tensor]
     vocab: int
     drafts: int
     one_hot: bool
+    round_p: Callable[[Tensor], Tensor] | None = None
+    round_q: Callable[[Tensor], Tensor] | None = None
 
     def target_law(self) -> Tensor:
         """[vocab ** (K + 1)]: the law of the first K + 1 tokens of plain decoding."""
@@ -79,6 +89,8 @@ def rows_of(world: World, padding: int = 0) -> tuple[Tensor, Tensor, Proposal]:
     p = torch.stack([law[index] for law, index in zip(world.p, histories, strict=True)], dim=1)
     q = torch.stack([law[index] for law, index in zip(world.q, histories[:width], strict=True)], dim=1)
     weight = q.gather(2, drafts[:, :, None])[:, :, 0].prod(-1)
+    p = p if world.round_p is None else world.round_p(drafts)
+    q = q if world.round_q is None else world.round_q(drafts)
     possible = weight > 0
     weight, p, q, drafts = weight[possible], p[possible], q[possible], drafts[possible]
     rows = len(weight)
@@ -180,17 +192,19 @@ def sampled_distance(
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float64)
 
+    noise = torch.from_numpy(noise_keys(range(seed, seed + rounds), np.arange(width + 1)[None]))
     drafting, accept, final = uniform(rounds, width), uniform(rounds, width), uniform(rounds, width + 1)
     text = torch.zeros(rounds, 0, dtype=torch.int64)
     ps, qs = [world.p[0].expand(rounds, -1)], []
     for depth in range(width):
         q = world.q[depth][history_index(text, vocab)]
-        text = torch.cat([text, draw(q, drafting[:, depth])[:, None]], dim=1)
+        proposed = choose(q, noise[:, depth]) if rule.name == "coupled" else draw(q, drafting[:, depth])
+        text = torch.cat([text, proposed[:, None]], dim=1)
         qs.append(q)
         ps.append(world.p[depth + 1][history_index(text, vocab)])
     q_all = None if world.one_hot else torch.stack(qs, dim=1)
     proposal = Proposal(text, torch.full((rounds,), width), q_all)
-    randomness = Randomness(drafting if shared_uniform else accept, final)
+    randomness = Randomness(drafting if shared_uniform else accept, final, noise)
     verdict = rule.decide(torch.stack(ps, dim=1), proposal, randomness)
     out = torch.cat([text, text[:, :1]], dim=1)
     for depth in range(width + 1):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from pipeline.errors import InvalidRequestError
+from pipeline.sampling.noise import exponentials, noise_keys
 from pipeline.sampling.rules import RULES, Proposal, Randomness, compare, resolve_rule
 
 Law = list[float]
@@ -58,7 +60,16 @@ def match_by_hand(p: list[Law], q: list[Law], x: list[int], u: Law, final: Law) 
     return len(x), invert(p[len(x)], final[len(x)])
 
 
-BY_HAND = {"token": token_by_hand, "block": block_by_hand, "match": match_by_hand}
+def coupled_by_hand(p: list[Law], q: list[Law], x: list[int], u: Law, noise: list[int]) -> tuple[int, int]:
+    for i in range(len(x) + 1):
+        scores = exponentials(noise[i], np.arange(len(p[i]))).tolist()
+        own = min((token for token, mass in enumerate(p[i]) if mass > 0), key=lambda v: scores[v] / p[i][v])
+        if i == len(x) or own != x[i]:
+            return i, own
+    raise AssertionError
+
+
+BY_HAND = {"token": token_by_hand, "block": block_by_hand, "match": match_by_hand, "coupled": coupled_by_hand}
 
 
 def random_rows(seed: int, rows: int, width: int, vocab: int) -> tuple[Tensor, Proposal, Randomness]:
@@ -78,15 +89,16 @@ def random_rows(seed: int, rows: int, width: int, vocab: int) -> tuple[Tensor, P
     q[torch.arange(width) >= lengths[:, None]] = torch.nan
     accept = torch.rand(rows, width, generator=generator, dtype=torch.float64)
     final = torch.rand(rows, width + 1, generator=generator, dtype=torch.float64)
-    return p, Proposal(drafts, lengths, q), Randomness(accept, final)
+    noise = torch.from_numpy(noise_keys(range(rows), np.arange(width + 1)[None]))
+    return p, Proposal(drafts, lengths, q), Randomness(accept, final, noise)
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
 @pytest.mark.parametrize("one_hot", [False, True], ids=["q", "one-hot"])
 def test_decide_equals_the_definition(name: str, one_hot: bool) -> None:
     p, proposal, randomness = random_rows(1, 1500, 4, 3)
-    q = proposal.q
-    assert q is not None
+    q, noise = proposal.q, randomness.noise
+    assert q is not None and noise is not None
     if one_hot:
         q = torch.nn.functional.one_hot(proposal.drafts, 3).double()
         proposal = dataclasses.replace(proposal, q=None)
@@ -99,7 +111,7 @@ def test_decide_equals_the_definition(name: str, one_hot: bool) -> None:
             q[row].tolist(),
             proposal.drafts[row, :count].tolist(),
             randomness.accept[row].tolist(),
-            randomness.final[row].tolist(),
+            noise[row].tolist() if name == "coupled" else randomness.final[row].tolist(),
         )
         assert (int(verdict.accepted[row]), int(verdict.tokens[row])) == expected
         kept.add((count, expected[0]))
@@ -116,7 +128,7 @@ def test_one_hot_need_not_be_written_out(name: str) -> None:
     assert torch.equal(ours.tokens, theirs.tokens)
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("name", ["block", "match", "token"])
 def test_no_drafts_is_plain_decoding(name: str) -> None:
     p, proposal, randomness = random_rows(3, 50, 0, 5)
     verdict = RULES[name].decide(p, proposal, randomness)
@@ -160,6 +172,13 @@ def test_auto_takes_the_best_that_is_offered() -> None:
     assert resolve_rule("auto", ["match", "token"]) == "token"
     assert resolve_rule("auto", ["match"]) == "match"
     assert resolve_rule("match", ["match", "token"]) == "match"
+    assert resolve_rule("auto", ["coupled", "match"]) == "match"
+
+
+def test_a_seed_asks_for_the_same_text_again() -> None:
+    assert resolve_rule("auto", ["block", "coupled"], seeded=True) == "coupled"
+    assert resolve_rule("auto", ["block", "token"], seeded=True) == "block"
+    assert resolve_rule("token", ["token", "coupled"], seeded=True) == "token"
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from pipeline.errors import InvalidRequestError
 from pipeline.sampling import verify as module
+from pipeline.sampling.call import VerifyCall, check_call
 from pipeline.sampling.laws import laws, log_laws
+from pipeline.sampling.noise import noise_keys
 from pipeline.sampling.params import GREEDY, SamplingParams
 from pipeline.sampling.random import call_seed, uniforms
 from pipeline.sampling.rules import RULES, Proposal, Randomness
-from pipeline.sampling.verify import Decision, VerifyCall, check_call, sample, sample_with_law, verify
+from pipeline.sampling.verify import Decision, sample, sample_with_law, verify
 
 from .enumeration import distance_bound
 
@@ -52,7 +54,15 @@ def mixed_batch(seed: int, rows: int = 40, vocab: int = 300) -> tuple[Tensor, li
         with_q = width > 0 and row % 2 == 1 and row % 3 != 0
         rule = sorted(RULES)[row % len(RULES)]
         calls.append(
-            VerifyCall(drafts, draft_logits if with_q else None, options[row % 4], rule, seed=row, start=row % 5)
+            VerifyCall(
+                drafts,
+                draft_logits if with_q else None,
+                options[row % 4],
+                rule,
+                seed=row,
+                start=row % 5,
+                tokens=range(row),
+            )
         )
         logits[row, width + 1 :] = torch.nan
     return logits, calls
@@ -78,7 +88,8 @@ def test_verify_is_laws_and_rule_with_the_documented_uniforms() -> None:
         proposal = Proposal(torch.tensor([call.drafts], dtype=torch.int64), torch.tensor([width]), q)
         numbers = torch.from_numpy(uniforms(call.seed, call.start, 2 * width + 1))[None]
         rule = RULES[call.rule]
-        verdict = rule.decide(p, proposal, Randomness(numbers[:, :width], numbers[:, width:]))
+        noise = torch.from_numpy(noise_keys([call.seed], np.arange(row, row + width + 1)[None]))
+        verdict = rule.decide(p, proposal, Randomness(numbers[:, :width], numbers[:, width:], noise))
         expected = Decision(int(verdict.accepted[0]), int(verdict.tokens[0]))
         assert verify(logits[row : row + 1, : width + 1], [call]) == [expected]
 
@@ -116,6 +127,7 @@ def test_greedy_fast_path_equals_the_general_rule(
     randomness = Randomness(
         torch.rand(5, width, generator=generator, dtype=torch.float64),
         torch.rand(5, width + 1, generator=generator, dtype=torch.float64),
+        torch.zeros(5, width + 1, dtype=torch.int64),
     )
     verdict = RULES[rule].decide(laws(logits, [options] * 5), proposal, randomness)
     general = list(map(Decision, verdict.accepted.tolist(), verdict.tokens.tolist()))
@@ -227,11 +239,15 @@ def two_tokens_distance(rule: str, target_role: str = "target", advance: bool = 
         The distance, and the bound that exact sampling exceeds with probability below 1e-9.
     """
     at_start = DRAFT[VOCAB].expand(ROUNDS, -1)
-    drafting = [VerifyCall((), None, HOT, rule, call_seed(request, 0, "draft")) for request in range(ROUNDS)]
+
+    def seed(request: int, role: str) -> int:
+        return request if rule == "coupled" else call_seed(request, 0, role)  # type: ignore[arg-type]
+
+    drafting = [VerifyCall((), None, HOT, rule, seed(request, "draft"), tokens=(0,)) for request in range(ROUNDS)]
     drafts, law = sample_with_law(at_start, drafting)
     draft_logits = log_laws(law).numpy()[:, None]
     calls = [
-        VerifyCall((draft,), draft_logits[request], HOT, rule, call_seed(request, 0, target_role))  # type: ignore[arg-type]
+        VerifyCall((draft,), draft_logits[request], HOT, rule, seed(request, target_role), tokens=(0,))
         for request, draft in enumerate(drafts)
     ]
     logits = torch.stack([TARGET[VOCAB].expand(ROUNDS, -1), TARGET[torch.tensor(drafts)]], dim=1)
@@ -239,7 +255,8 @@ def two_tokens_distance(rule: str, target_role: str = "target", advance: bool = 
     # The same call goes on with a plain token, where one is missing.
     first = torch.tensor([d.token if d.accepted == 0 else x for d, x in zip(decisions, drafts, strict=True)])
     onward = [
-        dataclasses.replace(call, drafts=(), draft_logits=None, start=call.uniforms if advance else 0) for call in calls
+        dataclasses.replace(call, drafts=(), draft_logits=None, start=call.uniforms if advance else 0, tokens=(0, 0))
+        for call in calls
     ]
     more = sample(TARGET[first], onward)
     second = torch.tensor([d.token if d.accepted else x for d, x in zip(decisions, more, strict=True)])
@@ -272,9 +289,9 @@ def test_bug_temperature_missing_from_p() -> None:
     """Same check, false-alarm rate below 1e-9."""
 
     def tepid(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def without_temperature(logits: Tensor, params: list[SamplingParams]) -> Tensor:
+        def without_temperature(logits: Tensor, params: list[SamplingParams], *context: object) -> Tensor:
             cold = [dataclasses.replace(option, temperature=1.0) for option in params]
-            return real(logits, cold if logits.shape[1] > 1 else params)
+            return real(logits, cold if logits.shape[1] > 1 else params, *context)
 
         return without_temperature
 

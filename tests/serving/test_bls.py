@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.engine.step import StepRequest
 from pipeline.errors import InvalidRequestError, StepError
-from pipeline.serving.bls import BlsStepModel
+from pipeline.serving.bls import STOP_THREADS, BlsStepModel
 from pipeline.serving.contract import STEP_STATS
 
 from .fakes import InferenceResponse, Tensor, TritonError, Utils
@@ -124,3 +124,24 @@ def test_stop_and_close() -> None:
     with pytest.raises(Exception, match="stopping"):
         model.submit(StepRequest("r", (7,), 1)).result(5)
     model.stop("r")
+
+
+def test_stops_of_a_hung_child_are_bounded() -> None:
+    """Its stops never return: a few threads for them, and calls go on."""
+    release, inside = threading.Event(), threading.Semaphore(0)
+
+    def execute(fields: dict[str, Any]) -> InferenceResponse:
+        if "stop" in [tensor.name() for tensor in fields["inputs"]]:
+            inside.release()
+            release.wait(10)
+        return answer(1)
+
+    model = connect(execute, max_calls=1)
+    for number in range(50):
+        model.stop(f"hung-{number}")
+    for _ in range(STOP_THREADS):
+        assert inside.acquire(timeout=5)
+    assert model.submit(StepRequest("r", (7,), 1)).result(5).output_ids == (1,)
+    model.close()
+    release.set()
+    assert not inside.acquire(timeout=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from pipeline.errors import InvalidRequestError
 from pipeline.sampling.params import GREEDY, SamplingParams
 from pipeline.serving.contract import STEP, STEP_STATS, Tensors
 from pipeline.serving.request_tensors import decode_request, encode_request, encode_stop, is_stop
+from pipeline.serving.sampling_tensors import encode_sampling
 
 TOKENS = st.integers(0, 2**31 - 1)
 VOCAB = 5
@@ -27,7 +29,15 @@ def requests(draw: st.DrawFn) -> StepRequest:
         flat = draw(st.lists(st.floats(width=32, allow_nan=False), min_size=VOCAB, max_size=VOCAB))
         logits = np.tile(np.array(flat, np.float32), (len(drafts), 1))
     sampling = SamplingParams(
-        draw(st.floats(0, 100, width=32)), draw(st.integers(0, 1000)), draw(st.floats(0.125, 1, width=32))
+        draw(st.floats(0, 100, width=32)),
+        draw(st.integers(0, 1000)),
+        draw(st.floats(0.125, 1, width=32)),
+        draw(st.floats(0, 1, width=32)),
+        draw(st.sampled_from([1.0, 0.5, 1.25])),
+        draw(st.sampled_from([0.0, -0.5])),
+        draw(st.sampled_from([0.0, 1.5])),
+        tuple(sorted(draw(st.dictionaries(st.integers(0, 60), st.floats(0.125, 100, width=32), max_size=4)).items())),
+        tuple(map(tuple, draw(st.lists(st.lists(TOKENS, min_size=1, max_size=3), max_size=3)))),
     )
     return StepRequest(
         request_id=draw(st.text(max_size=5)),
@@ -38,8 +48,10 @@ def requests(draw: st.DrawFn) -> StepRequest:
         sampling=sampling,
         seed=draw(st.integers(0, 2**64 - 1)),
         end_id=draw(st.none() | TOKENS),
-        rule=draw(st.sampled_from(["auto", "token", "block"])),
+        min_tokens=draw(st.integers(0, 20)),
+        rule=draw(st.sampled_from(["auto", "token", "block", "coupled"])),
         return_logits=draw(st.booleans()),
+        return_log_probs=draw(st.booleans()),
         arrival=draw(st.integers(0, 1 << 40)),
     )
 
@@ -57,8 +69,8 @@ def through_triton(tensors: Tensors) -> Tensors:
 
 
 @given(requests(), st.booleans())
-def test_round_trip(request: StepRequest, step_stats: bool) -> None:
-    sent = encode_request(request, step_stats=step_stats)
+def test_round_trip(request: StepRequest, with_vocab: bool) -> None:
+    sent = encode_request(request, vocab=64 if with_vocab else None)
     call = decode_request(through_triton(sent.tensors), sent.parameters, request.request_id)
     found = call.request
     for name in (
@@ -67,13 +79,17 @@ def test_round_trip(request: StepRequest, step_stats: bool) -> None:
         "max_new_tokens",
         "draft_ids",
         "end_id",
+        "min_tokens",
         "rule",
         "return_logits",
+        "return_log_probs",
         "arrival",
     ):
         assert getattr(found, name) == getattr(request, name)
     if request.sampling.greedy:
-        assert found.sampling.greedy  # one-hot: options and seed do not matter
+        # One-hot: what acts behind the logits, and the seed, do not matter.
+        kept = dataclasses.replace(request.sampling, temperature=1.0, top_k=1, top_p=1.0, min_p=0.0)
+        assert found.sampling == kept
     else:
         assert (found.sampling, found.seed) == (request.sampling, request.seed)
     if request.draft_logits is None:
@@ -82,9 +98,10 @@ def test_round_trip(request: StepRequest, step_stats: bool) -> None:
         assert found.draft_logits is not None
         np.testing.assert_array_equal(found.draft_logits, request.draft_logits)
     assert not call.include_input
-    assert call.perf_metrics is not step_stats
-    assert (STEP_STATS in sent.outputs) is step_stats
+    assert not call.perf_metrics
+    assert STEP_STATS in sent.outputs
     assert ("generation_logits" in sent.outputs) is request.return_logits
+    assert ("output_log_probs" in sent.outputs) is request.return_log_probs
 
 
 def test_off_is_sent_as_off_and_greedy_as_top_k_1() -> None:
@@ -93,6 +110,53 @@ def test_off_is_sent_as_off_and_greedy_as_top_k_1() -> None:
     assert sampled["exclude_input_in_output"].item() is True
     greedy = encode_request(StepRequest("r", (1,), 1, sampling=GREEDY)).tensors
     assert greedy["runtime_top_k"].item() == 1 and "temperature" not in greedy
+
+
+def test_only_what_is_set_crosses() -> None:
+    """Each tensor costs 20 to 30 us."""
+    names = set(encode_request(StepRequest("r", (1,), 1, sampling=SamplingParams(0.5))).tensors)
+    assert names == {
+        "input_ids",
+        "input_lengths",
+        "request_output_len",
+        "exclude_input_in_output",
+        "runtime_top_k",
+        "runtime_top_p",
+        "temperature",
+        "seed",
+    }
+
+
+def test_bias_and_bad_words_have_nvidias_form() -> None:
+    sampling = SamplingParams(logit_bias=((2, 1.5), (0, -1.0), (2, 0.25)), bad_words=((7,), (8, 9, 4)))
+    tensors = encode_sampling(sampling, vocab=5)
+    assert tensors["embedding_bias"].tolist() == [[-1.0, 0.0, 1.75, 0.0, 0.0]]
+    assert tensors["bad_words_list"].tolist() == [[[7, 8, 9, 4], [1, 4, -1, -1]]]
+    assert encode_sampling(sampling)["embedding_bias"].shape == (1, 3)
+    with pytest.raises(InvalidRequestError, match=r"logit_bias = 2: must be a token id in \[0, 2\)"):
+        encode_sampling(sampling, vocab=2)
+
+
+def test_nvidias_engines_apply_penalties_after_the_temperature() -> None:
+    options = SamplingParams(0.5, repetition_penalty=1.5, presence_penalty=0.25, frequency_penalty=-1.0)
+    sent = encode_request(StepRequest("r", (1,), 1, sampling=options), step_stats=False).tensors
+    np.testing.assert_allclose(sent["presence_penalty"], 0.25 / (0.5 + 1e-6), rtol=1e-6)
+    np.testing.assert_allclose(sent["frequency_penalty"], -1.0 / (0.5 + 1e-6), rtol=1e-6)
+    assert sent["repetition_penalty"].item() == 1.5
+    greedy = encode_request(StepRequest("r", (1,), 1, sampling=SamplingParams(presence_penalty=0.25)), step_stats=False)
+    np.testing.assert_allclose(greedy.tensors["presence_penalty"], 0.25, rtol=1e-5)  # no temperature is sent
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (SamplingParams(1.0, min_p=0.5), "min_p = 0.5: TensorRT-LLM engines do not offer it"),
+        (SamplingParams(repetition_penalty=2.0, logit_bias=((1, 1.0),)), "repetition_penalty = 2.0: TensorRT-LLM"),
+    ],
+)
+def test_what_nvidias_engines_cannot_do_is_refused(options: SamplingParams, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        encode_request(StepRequest("r", (1,), 1, sampling=options), step_stats=False)
 
 
 def minimal(**changes: Any) -> Tensors:
@@ -134,6 +198,17 @@ def test_absent_inputs_take_nvidias_defaults() -> None:
         ({"temperature": [-1.0], "runtime_top_k": [0]}, "temperature = -1.0"),
         ({"runtime_top_p": [0.0]}, "runtime_top_p = 0.0"),
         ({"runtime_top_k": [-1]}, "runtime_top_k = -1"),
+        ({"runtime_min_p": np.array([2.0])}, "runtime_min_p = 2.0"),
+        ({"repetition_penalty": [0]}, "repetition_penalty = 0.0"),
+        ({"presence_penalty": [101]}, "presence_penalty = 101.0"),
+        ({"frequency_penalty": np.array([float("nan")])}, "frequency_penalty = nan"),
+        ({"min_tokens": [-1]}, "min_tokens = -1: must be 0 or more"),
+        ({"embedding_bias": np.array([[1.0, float("nan")]])}, "embedding_bias = nan"),
+        ({"embedding_bias": np.zeros(3)}, r"embedding_bias = 'shape \[3\]'"),
+        ({"bad_words_list": [[[1, 2]]]}, r"bad_words_list = 'shape \[1, 1, 2\]'"),
+        ({"bad_words_list": [[[1, 2], [3, -1]]]}, r"bad_words_list = \[3\]: must rise"),
+        ({"bad_words_list": [[[1, 2], [2, 2]]]}, r"bad_words_list = \[2, 2\]: must rise"),
+        ({"bad_words_list": [[[1, -2], [2, -1]]]}, r"bad_words_list = \[1, -2\]"),
     ],
 )
 def test_errors_name_tensor_value_and_limit(changes: dict[str, Any], message: str) -> None:

@@ -23,7 +23,8 @@ def exchanges(draw: st.DrawFn) -> tuple[StepRequest, StepResult]:
     drafts = tuple(draw(st.lists(st.integers(0, 9), max_size=4)))
     want_logits = draw(st.booleans())
     most = len(drafts) + 1 if drafts else draw(st.integers(1, 6))
-    request = StepRequest("r", (1, 2), most, drafts, return_logits=want_logits)
+    want_log_probs = draw(st.booleans())
+    request = StepRequest("r", (1, 2), most, drafts, return_logits=want_logits, return_log_probs=want_log_probs)
     used = draw(st.integers(0, len(drafts)))
     accepted = draw(st.integers(0, used))
     new = drafts[:accepted] + tuple(draw(st.lists(st.integers(0, 9), max_size=1 if drafts else most)))
@@ -32,6 +33,7 @@ def exchanges(draw: st.DrawFn) -> tuple[StepRequest, StepResult]:
         total_draft_tokens=used,
         total_accepted_draft_tokens=accepted,
         generation_logits=np.full((len(new), 3), 0.5, np.float32) if want_logits else None,
+        log_probs=tuple(-0.5 * i for i in range(len(new))) if want_log_probs else (),
         kv=KvUse(*draw(st.tuples(COUNT, COUNT, COUNT, COUNT, COUNT))),
         compute_s=draw(st.floats(0, 1e6)),
     )
@@ -52,7 +54,7 @@ def answer(request: StepRequest, result: StepResult, *, step_stats: bool) -> Ten
 def test_round_trip(exchange: tuple[StepRequest, StepResult]) -> None:
     request, result = exchange
     found = decode_result(answer(request, result, step_stats=True), request)
-    for name in ("output_ids", "total_draft_tokens", "total_accepted_draft_tokens", "kv", "compute_s"):
+    for name in ("output_ids", "total_draft_tokens", "total_accepted_draft_tokens", "log_probs", "kv", "compute_s"):
         assert getattr(found, name) == getattr(result, name)
     if result.generation_logits is None:
         assert found.generation_logits is None
@@ -79,6 +81,14 @@ def test_nvidia_counts_a_hidden_end_token_wrong() -> None:
         "total_accepted_draft_tokens": np.array([[1]], np.int32),
     }
     assert decode_result(tensors, request).total_accepted_draft_tokens == 2
+
+
+def test_log_probs_are_summed_for_who_asks() -> None:
+    request = StepRequest("r", (1,), 2, return_log_probs=True)
+    result = StepResult((3, 4), log_probs=(-0.5, -0.25))
+    tensors = encode_result(result, StepCall(request), ["output_ids", "output_log_probs", "cum_log_probs"])
+    assert tensors["output_log_probs"].tolist() == [[[-0.5, -0.25]]]
+    assert tensors["cum_log_probs"].tolist() == [[-0.75]]
 
 
 def test_include_input() -> None:
@@ -108,16 +118,19 @@ def test_lengths_that_count_the_input_or_leave_padding() -> None:
         ({"total_draft_tokens": np.array([[2]], np.int32)}, "total_draft_tokens = 2: 1 drafts were sent"),
         ({"generation_logits": None}, "sent no generation_logits"),
         ({"generation_logits": np.zeros((1, 2, 1, 4), np.float32)}, r"generation_logits = shape \[1, 2, 1, 4\]"),
+        ({"output_log_probs": None}, "sent no output_log_probs for 1 tokens"),
+        ({"output_log_probs": np.zeros((1, 1, 0), np.float32)}, "sent 0 output_log_probs for 1 tokens"),
         ({"specdec_step_stats": np.zeros((1, 3))}, "specdec_step_stats = 3 values"),
         ({"specdec_step_stats": np.array([[1.0, 2, 0, 0, 0, 0, 0, 0]])}, "total_accepted_draft_tokens = 2"),
     ],
 )
 def test_answers_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
-    request = StepRequest("r", (4,), 2, (5,), return_logits=True)
+    request = StepRequest("r", (4,), 2, (5,), return_logits=True, return_log_probs=True)
     tensors = {
         "output_ids": np.array([[[5]]], np.int32),
         "sequence_length": np.array([[1]], np.int32),
         "generation_logits": np.zeros((1, 1, 1, 4), np.float32),
+        "output_log_probs": np.zeros((1, 1, 1), np.float32),
         **changes,
     }
     with pytest.raises(StepError, match=message):

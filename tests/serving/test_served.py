@@ -58,7 +58,7 @@ def test_generate_refuses_a_stream(served: TritonServer) -> None:
     [
         ({"max_tokens": 0}, "[INVALID_ARGUMENT] max_tokens = 0: must be at least 1"),
         ({"text_input": ""}, "[INVALID_ARGUMENT] text_input = '': must not be empty"),
-        ({"min_length": 5}, "[INVALID_ARGUMENT] min_length = 5"),
+        ({"min_length": 5, "max_tokens": 4}, "[INVALID_ARGUMENT] min_tokens = 5: must be between 0 and max_tokens = 4"),
         ({"text_input": f"call {FAIL}"}, "[INTERNAL] scripted failure of call"),
     ],
 )
@@ -87,11 +87,11 @@ def test_error_after_the_first_chunk_comes_inside_the_stream(stream: GrpcStream,
 
 
 def test_unknown_names_are_refused(stream: GrpcStream, served: TritonServer) -> None:
-    body = {"text_input": "count 1", "beam_width": 2}
-    assert "unexpected inference input 'beam_width' for model 'spec_decode'" in str(stream.ask(body).error)
+    body = {"text_input": "count 1", "best_of": 2}
+    assert "unexpected inference input 'best_of' for model 'spec_decode'" in str(stream.ask(body).error)
     status, answer = http_generate(served.http_address, body)  # a key that is no input arrives as a parameter
-    assert status == 400 and "[INVALID_ARGUMENT] beam_width = 2: not supported" in answer["error"]
-    answer_ = stream.ask({"text_input": "count 1"}, {"repetition_penalty": "1.5"})
+    assert status == 400 and "[INVALID_ARGUMENT] best_of = 2: not supported" in answer["error"]
+    answer_ = stream.ask({"text_input": "count 1"}, {"repetition_penalty": "1.5"})  # an input, not a parameter
     assert "repetition_penalty" in str(answer_.error)
 
 

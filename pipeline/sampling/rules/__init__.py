@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pipeline.errors import InvalidRequestError
 from pipeline.sampling.rules.base import AcceptanceRule, Proposal, Randomness, Verdict, compare
 from pipeline.sampling.rules.block import BlockRule
+from pipeline.sampling.rules.coupled import CoupledRule
 from pipeline.sampling.rules.match import MatchRule
 from pipeline.sampling.rules.residual import ResidualRule
 from pipeline.sampling.rules.token import TokenRule
@@ -17,6 +18,7 @@ __all__ = [
     "RULE_AUTO",
     "AcceptanceRule",
     "BlockRule",
+    "CoupledRule",
     "MatchRule",
     "Proposal",
     "Randomness",
@@ -29,18 +31,19 @@ __all__ = [
 
 RULE_AUTO = "auto"
 
-RULES: dict[str, AcceptanceRule] = {rule.name: rule for rule in (BlockRule(), TokenRule(), MatchRule())}
+RULES: dict[str, AcceptanceRule] = {rule.name: rule for rule in (BlockRule(), TokenRule(), MatchRule(), CoupledRule())}
 
-PREFERENCE = ("block", "token", "match")
-"""What "auto" takes, best first."""
+PREFERENCE = ("block", "token", "match", "coupled")
+"""What "auto" takes, best first, where no seed asks for the same text again."""
 
 
-def resolve_rule(requested: str, offered: Sequence[str]) -> str:
-    """The rule that a call gets.
+def resolve_rule(requested: str, offered: Sequence[str], seeded: bool = False) -> str:
+    """The rule that a request or a call gets.
 
     Args:
         requested: a rule's name, or "auto".
         offered: names that the target can apply.
+        seeded: the user gave a seed and expects the same text again: "auto" is then "coupled", where offered.
 
     Returns:
         The name of one offered rule.
@@ -49,6 +52,8 @@ def resolve_rule(requested: str, offered: Sequence[str]) -> str:
         InvalidRequestError: naming acceptance_rule, its value and what is offered.
     """
     if requested == RULE_AUTO:
+        if seeded and CoupledRule.name in offered:
+            return CoupledRule.name
         best = next((name for name in PREFERENCE if name in offered), None)
         if best is not None:
             return best

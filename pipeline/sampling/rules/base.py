@@ -37,15 +37,17 @@ class Proposal:
 
 @dataclass(frozen=True, eq=False)
 class Randomness:
-    """Independent uniforms of one round; no number serves two decisions.
+    """Randomness of one round; no number serves two decisions. A rule looks at what it needs.
 
     Attributes:
-        accept: [rows, K] float64: whether to keep each draft.
-        final: [rows, K + 1] float64: the target's own token at each position.
+        accept: [rows, K] float64 independent uniforms: whether to keep each draft.
+        final: [rows, K + 1] float64 independent uniforms: the target's own token at each position.
+        noise: [rows, K + 1] int64: keys of the noise at each position (`noise_keys`); for "coupled" alone.
     """
 
     accept: Tensor
     final: Tensor
+    noise: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,1 @@
+"""Conformance: whether a deployment's text follows its target's law, shown from outside."""

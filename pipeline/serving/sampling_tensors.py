@@ -1,0 +1,145 @@
+"""SamplingParams as named tensors, both ways: names, dimensions and defaults of NVIDIA's `tensorrt_llm` model.
+
+`runtime_min_p` is ours: NVIDIA's engines have no min-p. Arrays have a leading batch dimension of 1; where
+`reshape` has taken the last dimension away, a scalar arrives as [1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pipeline.errors import InvalidRequestError
+from pipeline.sampling.params import SamplingParams
+from pipeline.serving.contract import Array, Tensors
+
+TEMPERATURE_EPSILON = 1e-6  # TensorRT-LLM divides logits by T + 1e-6
+_NAMES = {
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "min_p": "runtime_min_p",
+    "logit_bias": "embedding_bias",
+    "bad_words": "bad_words_list",
+}
+
+
+def encode_sampling(sampling: SamplingParams, *, nvidia: bool = False, vocab: int | None = None) -> Tensors:
+    """Options as tensors. Top-k and top-p are always sent, "off" as off: absent, NVIDIA's engines are greedy.
+
+    Args:
+        sampling: the options; greedy ones go as top_k 1.
+        nvidia: the engine is NVIDIA's, which applies penalties after the temperature: what is subtracted is
+            scaled, so that its law is ours.
+        vocab: width of the engine's logits, or None: `embedding_bias` ends with the last token it names.
+
+    Raises:
+        InvalidRequestError: the engine is NVIDIA's and cannot apply an option, or vocab does not hold a token.
+    """
+    if nvidia and sampling.min_p:
+        raise InvalidRequestError("min_p", sampling.min_p, "TensorRT-LLM engines do not offer it: must be 0")
+    if nvidia and sampling.logit_bias and sampling.repetition_penalty != 1.0:
+        limit = "TensorRT-LLM engines apply it after logit_bias: must be 1 where there is a bias"
+        raise InvalidRequestError("repetition_penalty", sampling.repetition_penalty, limit)
+    tensors: Tensors = {"runtime_top_k": np.array([[1 if sampling.greedy else sampling.top_k]], np.int32)}
+    scale = 1.0
+    if nvidia:
+        scale = (1.0 if sampling.greedy else sampling.temperature) + TEMPERATURE_EPSILON
+    options: dict[str, float] = {}
+    if not sampling.greedy:
+        options = {"temperature": sampling.temperature, "runtime_top_p": sampling.top_p}
+        if sampling.min_p:
+            options["runtime_min_p"] = sampling.min_p
+    if sampling.repetition_penalty != 1.0:
+        options["repetition_penalty"] = sampling.repetition_penalty
+    if sampling.presence_penalty:
+        options["presence_penalty"] = sampling.presence_penalty / scale
+    if sampling.frequency_penalty:
+        options["frequency_penalty"] = sampling.frequency_penalty / scale
+    tensors.update({name: np.array([[value]], np.float32) for name, value in options.items()})
+    if sampling.logit_bias:
+        tensors["embedding_bias"] = _dense_bias(sampling.logit_bias, vocab)[None]
+    if sampling.bad_words:
+        tensors["bad_words_list"] = _flat_words(sampling.bad_words)[None]
+    return tensors
+
+
+def decode_sampling(tensors: Mapping[str, Array]) -> SamplingParams:
+    """The options that named tensors describe. Absent top_k means greedy, as NVIDIA's does.
+
+    Raises:
+        InvalidRequestError: naming the tensor, its value and its limit.
+    """
+    try:
+        return SamplingParams(
+            temperature=float(scalar_of(tensors, "temperature", 1.0)),
+            top_k=int(scalar_of(tensors, "runtime_top_k", 1)),
+            top_p=float(scalar_of(tensors, "runtime_top_p", 1.0)),
+            min_p=float(scalar_of(tensors, "runtime_min_p", 0.0)),
+            repetition_penalty=float(scalar_of(tensors, "repetition_penalty", 1.0)),
+            presence_penalty=float(scalar_of(tensors, "presence_penalty", 0.0)),
+            frequency_penalty=float(scalar_of(tensors, "frequency_penalty", 0.0)),
+            logit_bias=_sparse_bias(tensors),
+            bad_words=_words(tensors),
+        )
+    except InvalidRequestError as error:
+        name = _NAMES.get(error.field, error.field)
+        raise InvalidRequestError(name, error.value, error.limit) from None
+
+
+def scalar_of(tensors: Mapping[str, Array], name: str, absent: bool | int | float) -> bool | int | float:
+    """The one value of a tensor, or `absent`.
+
+    Raises:
+        InvalidRequestError: it does not hold one value.
+    """
+    values = tensors.get(name)
+    if values is None:
+        return absent
+    if values.size != 1:
+        raise InvalidRequestError(name, f"shape {list(values.shape)}", "must hold one value")
+    found: bool | int | float = values.reshape(-1)[0].item()
+    return found
+
+
+def _dense_bias(bias: tuple[tuple[int, float], ...], vocab: int | None) -> Array:
+    """[vocab] FP32."""
+    ids = np.array([token for token, _ in bias], np.int64)
+    largest = int(ids.max())
+    if vocab is not None and largest >= vocab:
+        raise InvalidRequestError("logit_bias", largest, f"must be a token id in [0, {vocab})")
+    return np.bincount(ids, [weight for _, weight in bias], vocab or 0).astype(np.float32)
+
+
+def _sparse_bias(tensors: Mapping[str, Array]) -> tuple[tuple[int, float], ...]:
+    values = tensors.get("embedding_bias")
+    if values is None:
+        return ()
+    if values.ndim != 2 or values.shape[0] != 1:
+        raise InvalidRequestError("embedding_bias", f"shape {list(values.shape)}", "must be [1, vocab]")
+    ids = values[0].nonzero()[0]
+    return tuple(zip(ids.tolist(), values[0, ids].tolist(), strict=True))
+
+
+def _flat_words(words: tuple[tuple[int, ...], ...]) -> Array:
+    """[2, n] INT32: tokens of all words, and where each word ends, -1 behind the last."""
+    tokens = [token for word in words for token in word]
+    flat = np.full((2, len(tokens)), -1, np.int32)
+    flat[0] = tokens
+    flat[1, : len(words)] = np.cumsum([len(word) for word in words])
+    return flat
+
+
+def _words(tensors: Mapping[str, Array]) -> tuple[tuple[int, ...], ...]:
+    values = tensors.get("bad_words_list")
+    if values is None:
+        return ()
+    if values.ndim != 3 or values.shape[:2] != (1, 2):
+        raise InvalidRequestError("bad_words_list", f"shape {list(values.shape)}", "must be [1, 2, n]")
+    tokens, ends = values[0].tolist()
+    ends = [end for end in ends if end != -1]
+    starts = [0, *ends]
+    if any(not start < end <= len(tokens) for start, end in zip(starts, ends, strict=False)):
+        limit = f"must rise to at most the {len(tokens)} tokens, -1 behind the last"
+        raise InvalidRequestError("bad_words_list", ends, limit)
+    return tuple(tuple(tokens[start:end]) for start, end in zip(starts, ends, strict=False))
