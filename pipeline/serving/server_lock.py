@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from pipeline.errors import ServerError
 from pipeline.serving.shared_memory import clean_dead, remove_regions
 
 LOCK_NAME = ".serving.lock"
+_RELEASE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,12 @@ class ServerLock:
         if self._try():
             return
         record = read_record(self._path.parent)
-        if record is not None and clean_dead(record.pid):
+        deadline = time.monotonic() + _RELEASE_S
+        while record is not None and clean_dead(record.pid) and time.monotonic() < deadline:
             remove_regions(record.pid)
             if self._try():
                 return
+            time.sleep(0.02)  # a killed process leaves the process table before its files are closed
         who = f"by process {record.pid} (http 127.0.0.1:{record.http})" if record else "by another process"
         raise ServerError(f"engines in {self._path.parent} are served already {who}; stop that server first")
 
