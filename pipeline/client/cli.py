@@ -222,6 +222,22 @@ def acceptance(
     _exit(work)
 
 
+@app.command()
+def sampling(
+    spec: SpecOption = DEFAULT_SPEC,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here as well")] = None,
+) -> None:
+    """Measure laws and rule, from logits to token ids, per option set: processor time of one thread."""
+
+    def work() -> int:
+        loaded = DeploymentSpec.load(spec)
+        from pipeline.client.bench_sampling import run_sampling_costs
+
+        return run_sampling_costs(loaded, console, json_file)
+
+    _exit(work)
+
+
 def _address(spec: DeploymentSpec) -> str:
     from pipeline.serving.ports import HOST
     from pipeline.serving.server_lock import read_record

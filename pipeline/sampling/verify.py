@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pipeline.sampling.call import FloatArray, VerifyCall
 from pipeline.sampling.head import Head
-from pipeline.sampling.laws import ZERO_LOG, laws, laws_from_log, processed
+from pipeline.sampling.laws import laws, laws_from_log, processed
 from pipeline.sampling.noise import choose, noise_keys
 from pipeline.sampling.random import uniforms
 from pipeline.sampling.rules import RULES, CoupledRule, Proposal, Randomness, Verdict, compare
@@ -197,14 +197,14 @@ def _draft_laws(calls: Sequence[VerifyCall], width: int, vocab: int, device: tor
     sent = [call.draft_logits for call in calls if call.draft_logits is not None]
     # A draft's vocabulary may be padded to another size: the softmax is over all that it sent.
     longest = max(vocab, *(array.shape[1] for array in sent))
-    stacked = _SCRATCH.take(len(sent), width, longest)
+    q = torch.from_numpy(_SCRATCH.take(len(sent), width, longest))
     for row, array in enumerate(sent):
         count, size = array.shape
-        stacked[row, :count, :size] = array
-        stacked[row, :count, size:] = ZERO_LOG
-        stacked[row, count:] = 0.0
-    q = torch.from_numpy(stacked).to(device)
-    return laws_from_log(q, out=q)[:, :, :vocab]
+        source = torch.from_numpy(array if array.flags.writeable else array.copy())
+        laws_from_log(source, out=q[row, :count, :size])
+        q[row, :count, size:] = 0.0
+        q[row, count:] = 0.0
+    return q.to(device)[:, :, :vocab]
 
 
 def _randomness(kind: str, calls: Sequence[VerifyCall], proposal: Proposal) -> Randomness:
