@@ -24,6 +24,7 @@ from torch import Tensor
 from pipeline.drafting import model as model_draft
 from pipeline.engine import scheduler
 from pipeline.engine.batch import PackedBatch, Row
+from pipeline.engine.call import Call
 from pipeline.engine.compiled.decoder import CompiledDecoder
 from pipeline.kv_cache.page_table import PageTable
 from pipeline.orchestrator.request import GenerationRequest
@@ -138,6 +139,13 @@ def withheld_end(logits: Tensor, calls: Sequence[Any], head: Any = None) -> tupl
     return draw(masked, u).tolist(), law
 
 
+def uncut(self: Call, tokens: list[int]) -> bool:
+    """An engine that goes on behind the end token."""
+    self.output += tokens
+    self.known += tokens
+    return bool(self.drafts) or len(self.output) >= self.request.max_new_tokens
+
+
 class RedrawRule(MatchRule):
     """After a mismatch the target draws again from its whole law, as TensorRT-LLM's token match does."""
 
@@ -156,6 +164,8 @@ def planted(name: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setattr(scheduler, "sample_with_law", withheld_end)
     elif name == "one seed for both":
         patch.setattr(model_draft, "call_seed", lambda seed, index, role: call_seed(seed, index, "target"))
+    elif name == "end token not cut":
+        patch.setattr(Call, "commit", uncut)
     elif name == "redraw":
         patch.setitem(RULES, "match", RedrawRule())
     yield
@@ -167,6 +177,7 @@ def planted(name: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("end token withheld", "model", "block"),
         ("one seed for both", "model", "token"),
+        ("end token not cut", "model", "token"),
         ("redraw", "ngram", "match"),
     ],
 )

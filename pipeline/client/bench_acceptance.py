@@ -6,6 +6,7 @@ Counts, not times: the figures do not depend on the machine or on what else it d
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -43,6 +44,7 @@ class Acceptance:
 
     Attributes:
         rate: accepted drafts over drafted ones.
+        rate_error: its standard error, answers being independent.
         first: rounds that kept their first draft, over all speculative rounds.
         length: committed tokens per speculative round, correction or bonus included.
     """
@@ -52,12 +54,15 @@ class Acceptance:
     drafts: str
     rounds: int
     rate: float
+    rate_error: float
     first: float
     length: float
 
 
-def run_acceptance(spec: DeploymentSpec, console: Console, max_tokens: int, json_file: Path | None) -> int:
-    """Measure, print the table, write JSON. Returns the exit status.
+def run_acceptance(
+    spec: DeploymentSpec, console: Console, max_tokens: int, answers: int, json_file: Path | None
+) -> int:
+    """Measure with so many answers per prompt, print the table, write JSON. Returns the exit status.
 
     Raises:
         SpecDecodeError: an engine is missing, or the spec has no draft model.
@@ -69,7 +74,7 @@ def run_acceptance(spec: DeploymentSpec, console: Console, max_tokens: int, json
             # The model alone: look-up drafts are one-hot under every rule.
             draft = spec.draft.model_copy(update={"kind": "model", "sampling": sampling})
             with local_orchestrator(spec.model_copy(update={"draft": draft})) as orchestrator:
-                rows += _measure(orchestrator, sampling, prompts, max_tokens, status.update)
+                rows += _measure(orchestrator, sampling, prompts, max_tokens, answers, status.update)
     rows.sort(key=lambda row: (row.temperature, CASES.index((row.rule, row.drafts))))
     cells = [
         (
@@ -77,14 +82,15 @@ def run_acceptance(spec: DeploymentSpec, console: Console, max_tokens: int, json
             row.rule,
             row.drafts,
             str(row.rounds),
-            f"{row.rate:.3f}",
+            f"{row.rate:.3f} ± {row.rate_error:.3f}",
             f"{row.first:.3f}",
             f"{row.length:.2f}",
         )
         for row in rows
     ]
-    title = f"{spec.name}: {len(prompts)} prompts, {max_tokens} tokens at most, K = {K}, draft model alone"
-    columns = ("temperature", "rule", "drafts from", "rounds", "acceptance", "first draft kept", "tokens per round")
+    counted = f"{len(prompts)} prompts, {answers} answers each, {max_tokens} tokens at most"
+    title = f"{spec.name}: {counted}, K = {K}, draft model alone"
+    columns = ("T", "rule", "drafts", "rounds", "acceptance", "first kept", "tokens/round")
     print_table(console, title, columns, cells)
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
@@ -98,6 +104,7 @@ def _measure(
     drafts: DraftSampling,
     prompts: Sequence[Prompt],
     max_tokens: int,
+    answers: int,
     tick: Callable[[str], None],
 ) -> list[Acceptance]:
     rows = []
@@ -107,7 +114,7 @@ def _measure(
 
             def answer(
                 numbered: tuple[int, Prompt], rule: str = rule, warmth: float = temperature
-            ) -> RequestStatistics:
+            ) -> list[RequestStatistics]:
                 seed, prompt = numbered
                 request = GenerationRequest(
                     prompt.text,
@@ -116,14 +123,14 @@ def _measure(
                     seed=seed,
                     num_draft_tokens=K,
                     acceptance_rule=rule,
+                    num_return_sequences=answers,
                     chat=True,
                 )
-                statistics = list(orchestrator.generate(request))[-1].statistics
-                assert statistics is not None
-                return statistics
+                ends = [chunk.statistics for chunk in orchestrator.generate(request)]
+                return [statistics for statistics in ends if statistics is not None]
 
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                found = list(pool.map(answer, enumerate(prompts)))
+                found = [part for parts in pool.map(answer, enumerate(prompts)) for part in parts]
             rows.append(_row(temperature, rule, drafts, found))
     return rows
 
@@ -135,12 +142,15 @@ def _row(temperature: float, rule: str, drafts: str, found: Sequence[RequestStat
     committed = sum(part.mean_acceptance_length * part.spec_rounds for part in found)
     drafted = sum(part.num_draft_tokens for part in found)
     accepted = sum(part.num_accepted_draft_tokens for part in found)
+    rate = accepted / drafted if drafted else 0.0
+    residuals = sum((part.num_accepted_draft_tokens - rate * part.num_draft_tokens) ** 2 for part in found)
     return Acceptance(
         temperature=temperature,
         rule=rule,
         drafts=drafts,
         rounds=rounds,
-        rate=accepted / drafted if drafted else 0.0,
+        rate=rate,
+        rate_error=math.sqrt(residuals) / drafted if drafted else 0.0,
         first=1 - none_kept / rounds if rounds else 0.0,
         length=committed / rounds if rounds else 0.0,
     )

@@ -5,15 +5,18 @@ Processor time of one thread: beside other work it is the same, and so is its sh
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from rich.console import Console
 from torch import Tensor
 
+from pipeline.client.terminal import print_table
 from pipeline.engine.batch import PackedBatch, Row
 from pipeline.engine.embedded import make_decoder
 from pipeline.engine.manifest import Manifest
@@ -23,6 +26,7 @@ from pipeline.kv_cache.page_table import PageTable
 from pipeline.sampling.call import VerifyCall
 from pipeline.sampling.params import GREEDY, SamplingParams
 from pipeline.sampling.verify import verify
+from pipeline.spec import DeploymentSpec
 
 ROWS, DRAFTS, HISTORY = 32, 5, 512
 VOCABULARIES = (49_152, 128_256)
@@ -75,6 +79,31 @@ class SamplingCost:
     def share(self) -> float | None:
         """Of the verify forward."""
         return None if self.forward_s is None else self.seconds / self.forward_s
+
+
+def run_sampling_costs(spec: DeploymentSpec, console: Console, json_file: Path | None = None) -> int:
+    """Measure, print a table, write `json_file`. Returns an exit status.
+
+    Raises:
+        EngineError: the spec's target engine is missing or damaged.
+    """
+    with console.status("measuring laws and rules"):
+        costs = list(sampling_costs(spec.engine_dir("target")))
+    for vocab in VOCABULARIES:
+        part = [cost for cost in costs if cost.vocab == vocab]
+        read_ms, forward_s = part[0].read_s * 1e3, part[0].forward_s
+        title = f"{ROWS} rows x K = {DRAFTS}, {vocab:,} tokens: one read of p and q takes {read_ms:.1f} ms"
+        if forward_s is not None:
+            title += f", the verify forward {forward_s * 1e3:.0f} ms"
+        rows = [
+            (c.options, f"{c.seconds * 1e3:.1f}", f"{c.reads:.1f}", "" if c.share is None else f"{c.share:.1%}")
+            for c in part
+        ]
+        print_table(console, title, ("options", "ms", "reads", "of the forward"), rows)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps([asdict(cost) for cost in costs], indent=2) + "\n")
+    return 0
 
 
 def sampling_costs(engine: Path | None = None, repeats: int = REPEATS) -> Iterator[SamplingCost]:

@@ -207,6 +207,7 @@ def conformance(
 def acceptance(
     spec: SpecOption = DEFAULT_SPEC,
     max_tokens: MaxTokensOption = 32,
+    answers: Annotated[int, typer.Option(min=1, max=64, help="answers per prompt, each with a seed of its own")] = 2,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here as well")] = None,
 ) -> None:
     """Count how often sampled drafts are kept, by acceptance rule and temperature, in this process."""
@@ -215,7 +216,23 @@ def acceptance(
         loaded = DeploymentSpec.load(spec)
         from pipeline.client.bench_acceptance import run_acceptance
 
-        return run_acceptance(loaded, console, max_tokens, json_file)
+        return run_acceptance(loaded, console, max_tokens, answers, json_file)
+
+    _exit(work)
+
+
+@app.command()
+def sampling(
+    spec: SpecOption = DEFAULT_SPEC,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here as well")] = None,
+) -> None:
+    """Measure laws and rule, from logits to token ids, per option set: processor time of one thread."""
+
+    def work() -> int:
+        loaded = DeploymentSpec.load(spec)
+        from pipeline.client.bench_sampling import run_sampling_costs
+
+        return run_sampling_costs(loaded, console, json_file)
 
     _exit(work)
 

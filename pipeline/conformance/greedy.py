@@ -17,6 +17,7 @@ TIE = 0.05
 """Log-probability; products of other row counts in FP16 differ by less."""
 TOKENS, QUICK_TOKENS = 48, 16
 QUICK_PROMPTS = 4
+QUICK_PENALTY_K = ("2", "5", "adaptive")
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.3, "presence_penalty": 0.3, "frequency_penalty": 0.2}
 
 
@@ -44,21 +45,24 @@ class GreedyCheck(Check):
         if context.facts.max_draft_len == 0:
             yield self.not_offered("every K", "no speculation")
             return
-        yield from self._compare(context, "", SamplingParams())
+        chosen = lengths(context)
+        yield from self._compare(context, chosen, "", SamplingParams())
         law = {name: value for name, value in PENALTIES.items() if context.facts.offers(name)}
         if law:
-            yield from self._compare(context, ", penalties", SamplingParams(**law))
+            some = {name: k for name, k in chosen.items() if not context.quick or name in QUICK_PENALTY_K}
+            yield from self._compare(context, some, ", penalties", SamplingParams(**law))
         else:
             yield self.not_offered("penalties", context.facts.why_not(*PENALTIES))
 
-    def _compare(self, context: Context, suffix: str, sampling: SamplingParams) -> Iterator[Finding]:
+    def _compare(
+        self, context: Context, chosen: dict[str, int | None], suffix: str, sampling: SamplingParams
+    ) -> Iterator[Finding]:
         prompts = context.prompts[:QUICK_PROMPTS] if context.quick else context.prompts
         tokens = QUICK_TOKENS if context.quick else TOKENS
         plain = [
             GenerationRequest(prompt.text, tokens, sampling=sampling, exclude_input_in_output=True, num_draft_tokens=0)
             for prompt in prompts
         ]
-        chosen = lengths(context)
         requests = plain + [replace(request, num_draft_tokens=k) for k in chosen.values() for request in plain]
         answers = context.ask(requests)
         size = len(plain)

@@ -129,9 +129,13 @@ def find_teacher(deployment: Deployment, pool: Executor) -> Teacher | Unavailabl
         teacher = Teacher(deployment, pool)
     except SpecDecodeError as error:
         return Unavailable(f"the target gives no logits: {error}")
-    request = GenerationRequest("The sea is", 6, num_draft_tokens=0, exclude_input_in_output=True)
-    answer = deployment.ask(request)
-    expected, said = deployment.tokenizer.decode(answer.token_ids), answer.token_ids
-    if answer.text != expected or answer.statistics["prompt_tokens"] != len(teacher.prompt_ids(request)):
-        return Unavailable("the tokenizer here is not the deployment's")
-    return teacher if said else Unavailable("the deployment says nothing")
+    for text in ("The sea is", "Once upon a time", "1, 2, 3, 4,"):
+        answer = deployment.ask(GenerationRequest(text, 6, num_draft_tokens=0, exclude_input_in_output=True))
+        ids = deployment.tokenizer.encode(text)
+        if deployment.tokenizer.decode(answer.token_ids) != answer.text or answer.statistics["prompt_tokens"] != len(
+            ids
+        ):
+            return Unavailable("the tokenizer here is not the deployment's")
+        if answer.token_ids:
+            return teacher
+    return Unavailable("the deployment says nothing that the tokenizer could be tried on")

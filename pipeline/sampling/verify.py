@@ -26,8 +26,9 @@ from torch import Tensor
 
 from pipeline.sampling.call import FloatArray, VerifyCall
 from pipeline.sampling.head import Head
-from pipeline.sampling.laws import ZERO_LOG, laws, laws_from_log, processed
+from pipeline.sampling.laws import laws, laws_from_log, processed
 from pipeline.sampling.noise import choose, noise_keys
+from pipeline.sampling.processors import edited
 from pipeline.sampling.random import uniforms
 from pipeline.sampling.rules import RULES, CoupledRule, Proposal, Randomness, Verdict, compare
 from pipeline.sampling.vocabulary import draw, row_argmax
@@ -88,6 +89,9 @@ def verify(logits: Tensor, calls: Sequence[VerifyCall], overwrite: bool = False)
         members = [calls[row] for row in rows]
         width = max(len(call.drafts) for call in members)
         part = _pick(logits, rows, width + 1)
+        if kind == "argmax":
+            decisions.update(zip(rows, _follow(part, members), strict=True))
+            continue
         verdict = _decide(kind, with_q, part, members, overwrite or len(rows) < len(calls))
         accepted, tokens = verdict.accepted.tolist(), verdict.tokens.tolist()
         decisions.update(zip(rows, map(Decision, accepted, tokens), strict=True))
@@ -143,14 +147,27 @@ def sample_with_law(
 
 
 def _group(call: VerifyCall) -> tuple[str, bool]:
-    """Rows of one group are decided together: (greedy, plain or the rule's name; whether there is a q)."""
+    """Rows of one group are decided together: (argmax, greedy, plain or the rule's name; whether there is a q)."""
     if call.sampling.greedy:
-        return "greedy", False
+        return ("greedy" if edited([call.sampling], [call.context]) else "argmax"), False
     if call.coupled:
         return call.rule, False
     if not call.drafts:
         return "plain", False
     return call.rule, call.draft_logits is not None and RULES[call.rule].uses_q
+
+
+def _follow(logits: Tensor, calls: Sequence[VerifyCall]) -> list[Decision]:
+    """Greedy rows whose logits nothing changes: the argmax of each position [rows, K + 1], compared one by one."""
+    own = row_argmax(logits)
+    possible = torch.isfinite(logits.gather(2, own[:, :, None])[:, :, 0]).tolist()
+    decisions = []
+    for call, tokens, fine in zip(calls, own.tolist(), possible, strict=True):
+        kept = 0
+        while kept < len(call.drafts) and fine[kept] and call.drafts[kept] == tokens[kept]:
+            kept += 1
+        decisions.append(Decision(kept, tokens[kept] if fine[kept] else IMPOSSIBLE))
+    return decisions
 
 
 def _decide(kind: str, with_q: bool, logits: Tensor, calls: Sequence[VerifyCall], overwrite: bool) -> Verdict:
@@ -197,14 +214,14 @@ def _draft_laws(calls: Sequence[VerifyCall], width: int, vocab: int, device: tor
     sent = [call.draft_logits for call in calls if call.draft_logits is not None]
     # A draft's vocabulary may be padded to another size: the softmax is over all that it sent.
     longest = max(vocab, *(array.shape[1] for array in sent))
-    stacked = _SCRATCH.take(len(sent), width, longest)
+    q = torch.from_numpy(_SCRATCH.take(len(sent), width, longest))
     for row, array in enumerate(sent):
         count, size = array.shape
-        stacked[row, :count, :size] = array
-        stacked[row, :count, size:] = ZERO_LOG
-        stacked[row, count:] = 0.0
-    q = torch.from_numpy(stacked).to(device)
-    return laws_from_log(q, out=q)[:, :, :vocab]
+        source = torch.from_numpy(array if array.flags.writeable else array.copy())
+        laws_from_log(source, out=q[row, :count, :size])
+        q[row, :count, size:] = 0.0
+        q[row, count:] = 0.0
+    return q.to(device)[:, :, :vocab]
 
 
 def _randomness(kind: str, calls: Sequence[VerifyCall], proposal: Proposal) -> Randomness:

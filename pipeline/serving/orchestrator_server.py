@@ -112,8 +112,7 @@ class OrchestratorServer:
             return BlsStepModel(
                 name,
                 utils,
-                # A request has at most one call to each model in flight; the rest are stops.
-                max_calls=spec.limits.max_requests + 4,
+                max_calls=spec.limits.max_requests,  # a request has at most one call in flight
                 deadline_s=deadline_s,
                 step_stats=arguments.parameters.get("step_stats", "true") == "true",
             )

@@ -32,6 +32,7 @@ def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int,
 def bias_by_id(words: Iterable[tuple[str, float]], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
     """(token id, bias) pairs, every id once: each token of a word gets the word's weight, as NVIDIA's do.
 
+    No special token is added to a word. (NVIDIA's tokenizer call adds BOS where the model has one, and biases it, too.)
     Words are taken as they are written: "Paris" and " Paris" are different tokens.
 
     Raises:
