@@ -112,14 +112,13 @@ class Setting:
 
     Attributes:
         kind: of the draft.
-        draft_sampling: "q" or "greedy".
         controller: fields of the controller spec.
         vocab: tokens, the end token included.
         noise: of the draft's weights.
+        draft_sampling: "q" or "greedy".
     """
 
     kind: Literal["hybrid", "model", "ngram", "none"] = "model"
-    draft_sampling: Literal["q", "greedy"] = "q"
     controller: tuple[tuple[str, Any], ...] = (("kind", "fixed"), ("k", 4))
     vocab: int = 26
     hidden: int = 32
@@ -132,6 +131,7 @@ class Setting:
     draft_kv_blocks: int | None = None  # None: as many
     max_requests: int = 32
     min_match: int = 2
+    draft_sampling: Literal["q", "greedy"] = "q"
 
     def pool(self, role: str) -> int:
         """KV blocks of an engine."""

@@ -16,8 +16,8 @@ from pipeline.orchestrator.request import GenerationRequest
 from pipeline.sampling.noise import exponentials, noise_keys
 from pipeline.sampling.params import SamplingParams
 
-SEEDS, QUICK_SEEDS = 16, 6
-TOKENS, QUICK_TOKENS = 32, 10
+SEEDS, QUICK_SEEDS = 16, 4
+TOKENS, QUICK_TOKENS = 32, 8
 SAMPLING = SamplingParams(temperature=1.0, top_p=0.95)
 
 

@@ -15,8 +15,8 @@ from pipeline.sampling.params import SamplingParams
 FIXED_K = (1, 2, 3, 5, 8)
 TIE = 0.05
 """Log-probability; products of other row counts in FP16 differ by less."""
-TOKENS, QUICK_TOKENS = 48, 16
-QUICK_PROMPTS = 4
+TOKENS, QUICK_TOKENS = 48, 12
+QUICK_PROMPTS = 3
 QUICK_PENALTY_K = ("2", "5", "adaptive")
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.3, "presence_penalty": 0.3, "frequency_penalty": 0.2}
 

@@ -25,7 +25,7 @@ LENGTH = 4  # token 1 is plain, a verify of K = 2 may decide the others
 K = 2
 REPEAT = 4  # a suspicious sample is drawn again this many times
 LEAST = 8  # expected in a cell
-MOST_CELLS = 12
+MOST_CELLS, ENOUGH_CELLS = 12, 6
 DISTANCE, QUICK_DISTANCE = 0.06, 0.1  # total variation of tokens to detect
 BATCH = 64
 MOST_SAMPLES = 1500
@@ -211,7 +211,7 @@ def _request(case: Case, prompt: str) -> GenerationRequest:
 
 
 def _prepare(teacher: Teacher, case: Case, distance: float) -> tuple[GenerationRequest, Cells]:
-    """The prompt whose law has the most cells that can be told apart, and its cells."""
+    """A prompt whose law has many cells that can be told apart, and its cells."""
     samples = 2 / distance**2  # about as many as will be drawn
     best: tuple[GenerationRequest, Cells] | None = None
     for prompt in PROMPTS:
@@ -221,7 +221,7 @@ def _prepare(teacher: Teacher, case: Case, distance: float) -> tuple[GenerationR
         cells = likeliest_texts(partial(teacher.law, request), LENGTH, request.end_id, LEAST / samples, MOST_CELLS)
         if best is None or len(cells.masses) > len(best[1].masses):
             best = (request, cells)
-        if len(cells.masses) == MOST_CELLS:
+        if len(cells.masses) >= ENOUGH_CELLS:
             break
     assert best is not None
     return best

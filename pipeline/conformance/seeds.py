@@ -10,8 +10,8 @@ from pipeline.conformance.deployment import Answer
 from pipeline.orchestrator.request import GenerationRequest
 from pipeline.sampling.params import SamplingParams
 
-TOKENS, QUICK_TOKENS = 24, 10
-SEEDS, QUICK_SEEDS = 6, 3
+TOKENS, QUICK_TOKENS = 24, 8
+SEEDS, QUICK_SEEDS = 6, 2
 UNSEEDED = 6
 K = 2
 SAMPLING = SamplingParams(temperature=1.0)

@@ -12,7 +12,7 @@ from pipeline.conformance.teacher import Teacher
 from pipeline.orchestrator.request import GenerationRequest
 
 K = 5
-TOKENS, QUICK_TOKENS = 32, 18
+TOKENS, QUICK_TOKENS = 32, 14
 RUNS, QUICK_RUNS = 4, 1
 SENTENCE = "The quick brown fox jumps over the lazy dog and then runs far away from here.\n"
 REPETITION = f"{SENTENCE * 4}The quick brown"
