@@ -10,7 +10,7 @@ from functools import lru_cache
 from in_process_support import LetterTokenizer, Setting, make_config, random_weights
 
 from pipeline.engine.batch import PackedBatch, Row
-from pipeline.engine.decoder import Decoder
+from pipeline.engine.compiled.decoder import CompiledDecoder
 from pipeline.kv_cache.page_table import PageTable
 from pipeline.orchestrator.request import GenerationRequest
 
@@ -119,10 +119,10 @@ class Reference:
 
 
 @lru_cache
-def _decoder(setting: Setting) -> Decoder:
+def _decoder(setting: Setting) -> CompiledDecoder:
     config = make_config(setting.vocab, setting.hidden, setting.layers)
     weights = random_weights(config, setting.seed, setting.sharpness)
-    return Decoder(config, weights, "float32", setting.max_seq_len, setting.max_seq_len)
+    return CompiledDecoder(config, weights, "float32", setting.max_seq_len, setting.max_seq_len, 1)
 
 
 @lru_cache(maxsize=100_000)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.engine.decoder import Decoder
-from pipeline.engine.embedded import EmbeddedStepModel
+from pipeline.engine.embedded import EmbeddedStepModel, make_decoder
 from pipeline.engine.manifest import Limits, Manifest
 from pipeline.engine.model_config import ModelConfig
 from pipeline.engine.weights import CheckpointReader, fused_tensors, load_weights, save_weights
@@ -47,7 +46,7 @@ def orchestrator(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> It
     engine = tmp_path_factory.mktemp("fp32")
     config = ModelConfig.read(FOLDER)
     save_weights(engine, fused_tensors(config, CheckpointReader(FOLDER), None, None), "float32")
-    decoder = Decoder(config, load_weights(engine), "float32", LIMITS.max_seq_len, LIMITS.kv_tokens)
+    decoder = make_decoder(config, load_weights(engine), "float32", LIMITS)
     tokenizer = Tokenizer.load(FOLDER)
     spec = DeploymentSpec.model_validate(
         {
@@ -80,7 +79,7 @@ def orchestrator(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> It
                 "generation_logits": "log_law",
                 "log_probs": True,
                 "drops_drafts": False,
-                "deterministic": False,
+                "deterministic": True,
             },
             "cost": {"context_tokens": 1, "seconds_by_tokens": {1: 0.03}},
             "built_with": {},
