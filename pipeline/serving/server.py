@@ -21,6 +21,7 @@ from pipeline.serving.contract import SPEC_DECODE_MODEL
 from pipeline.serving.ports import FREE_PORTS, HOST, choose_ports
 from pipeline.serving.server_lock import ServerLock, ServerRecord
 from pipeline.serving.shared_memory import check_space, clean_stale, kill_group, region_prefix, remove_regions
+from pipeline.serving.stall import StallWatch
 from pipeline.serving.triton_install import TritonInstall, find_triton
 from pipeline.serving.triton_log import TritonLog
 from pipeline.spec import ROOT, PortsSpec
@@ -151,7 +152,9 @@ class TritonServer:
         atexit.register(self.stop)
 
     def wait_ready(self, timeout_s: float = 300.0, progress: Callable[[StartProgress], None] | None = None) -> None:
-        """Wait until every model is loaded. A server that cannot become ready is stopped.
+        """Wait until every model is loaded. A start that hangs is tried once more.
+
+        A server that cannot become ready is stopped.
 
         Raises:
             ServerError: with the reason out of Triton's log: a model failed to load, the server died, or
@@ -159,6 +162,7 @@ class TritonServer:
                 out.
         """
         deadline = self._started + timeout_s
+        watch, again = StallWatch(self._process.pid if self._process else 0), True
         while not self._http_ready():
             if progress is not None:
                 progress(StartProgress(time.monotonic() - self._started, self.log.loaded(), self._models))
@@ -167,6 +171,11 @@ class TritonServer:
                 problem = f"Triton ended while it started: {self.log.failure()}"
             elif self.log.fatal() is not None:
                 problem = f"Triton cannot become ready: {self.log.failure()}"
+            elif watch.stalled() and again:
+                self.stop()
+                self.start()
+                assert self._process is not None
+                watch, again = StallWatch(self._process.pid), False
             elif time.monotonic() > deadline:
                 missing = sorted(set(self._models) - set(self.log.loaded()))
                 problem = f"Triton was not ready after {timeout_s:g} s; not loaded: {', '.join(missing) or 'none'}"

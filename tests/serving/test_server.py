@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ServerError
+from pipeline.serving import stall
 from pipeline.serving.server import StartProgress, TritonServer
 from pipeline.serving.shared_memory import group_members, regions
 from pipeline.spec import PortsSpec
@@ -125,6 +126,19 @@ def test_killed_server_is_cleaned_up_by_stop_and_by_the_next_start(triton_server
     second.stop()
     assert group_members(other) == [] and regions(other) == []
     assert not list((tmp_path / "engines").glob(".*"))
+
+
+def test_start_that_hangs_is_tried_once_more(triton_server: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process stands for a lost message: alive, and no work done."""
+    monkeypatch.setattr(stall, "STALL_S", 2.0)
+    server = triton_server(SMALL)
+    server.start()
+    first = server.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    server.wait_ready(60)
+    assert server.pid not in (None, first) and group_members(first) == []
+    server.wait_inference(prompt="count 1")
 
 
 def test_server_that_dies_while_starting(triton_server: Factory) -> None:
