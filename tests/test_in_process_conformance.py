@@ -15,9 +15,7 @@ from pipeline.conformance.run import PROMPTS, all_checks, question
 from pipeline.engine.step import StepModel
 
 VOCAB = 26
-SETTING = Setting(
-    kind="hybrid", vocab=VOCAB, deterministic=True, max_seq_len=512, kv_blocks=1024, sharpness=0.8, min_match=3
-)
+SETTING = Setting(kind="hybrid", vocab=VOCAB, max_seq_len=512, kv_blocks=1024, sharpness=0.8, min_match=3)
 
 
 @pytest.fixture(autouse=True)

@@ -48,6 +48,22 @@ class Call:
         """Tokens whose KV this call may compute."""
         return len(self.request.input_ids) + max(len(self.drafts) + 1, self.request.max_new_tokens)
 
+    @property
+    def pending_drafts(self) -> tuple[int, ...]:
+        """Drafts that are still to be decided: they are all decided by the first tokens."""
+        return () if self.output else self.drafts
+
+    @property
+    def takes_best(self) -> bool:
+        """True where the next tokens are the largest logits as they are, and nothing else is wanted of them."""
+        request = self.request
+        return (
+            request.sampling.greedy
+            and not request.sampling.edited
+            and not (request.end_id is not None and request.min_tokens > len(self.output))
+            and not (request.return_logits or request.return_log_probs)
+        )
+
     def next_row(self, budget: int) -> Row:
         """The next part of the work, at most `budget` tokens."""
         assert self.table is not None
@@ -66,7 +82,7 @@ class Call:
     def verify_call(self) -> VerifyCall:
         """What decides this call's next tokens."""
         request = self.request
-        drafts = self.drafts if not self.output else ()
+        drafts = self.pending_drafts
         return VerifyCall(
             drafts=drafts,
             draft_logits=request.draft_logits[: len(drafts)] if drafts and request.draft_logits is not None else None,

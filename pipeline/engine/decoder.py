@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import psutil
 from torch import Tensor
@@ -10,6 +11,26 @@ from torch import Tensor
 from pipeline.engine.batch import PackedBatch
 from pipeline.engine.model_config import ModelConfig
 from pipeline.errors import EngineError
+from pipeline.sampling.laws import finite_rows
+from pipeline.sampling.vocabulary import row_argmax
+
+
+@dataclass(frozen=True)
+class Best:
+    """Per row of logits.
+
+    Attributes:
+        places: which output of the head is the largest, the first one on ties.
+        finite: False where a law cannot be made: a NaN or a +inf is there, or nothing but -inf.
+    """
+
+    places: list[int]
+    finite: list[bool]
+
+
+def best_of(logits: Tensor) -> Best:
+    """What `Decoder.best` says of logits [n, width]."""
+    return Best(row_argmax(logits).tolist(), finite_rows(logits).tolist())
 
 
 class Decoder(ABC):
@@ -30,6 +51,10 @@ class Decoder(ABC):
         Returns:
             [batch.num_logits, head width] float32, rows in batch order; good until the next pass.
         """
+
+    @abstractmethod
+    def best(self) -> Best:
+        """The largest logit of each row of the last pass, which the pass has found on its way."""
 
     @abstractmethod
     def copy_block(self, source: int, destination: int, tokens: int) -> None:

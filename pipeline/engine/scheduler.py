@@ -14,9 +14,9 @@ from pipeline.engine.decoder import Decoder
 from pipeline.errors import StepError
 from pipeline.kv_cache.cache import KvCache
 from pipeline.sampling.head import Head
-from pipeline.sampling.laws import ZERO_LOG, finite_rows, log_laws, log_probs
+from pipeline.sampling.laws import ZERO_LOG, log_laws, log_probs
 from pipeline.sampling.laws import laws as make_laws
-from pipeline.sampling.verify import IMPOSSIBLE, Decision, sample, sample_with_law, verify
+from pipeline.sampling.verify import IMPOSSIBLE, Decision, follow, sample, sample_with_law, verify
 
 MAX_BATCH_TOKENS = 512
 
@@ -34,6 +34,7 @@ class Scheduler:
     def __init__(self, decoder: Decoder, kv: KvCache, max_calls: int, max_batch_tokens: int = MAX_BATCH_TOKENS) -> None:
         self._decoder = decoder
         self._head = None if decoder.head_ids is None else Head.of(decoder.head_ids, decoder.config.vocab_size)
+        self._token_ids: list[int] | None = None if decoder.head_ids is None else decoder.head_ids.tolist()
         self._kv = kv
         self._max_calls = max_calls
         self._max_batch_tokens = max_batch_tokens
@@ -104,21 +105,26 @@ class Scheduler:
         return planned
 
     def _advance(self, calls: Sequence[Call], rows: Sequence[Row], logits: Tensor, started: float) -> None:
-        finite = finite_rows(logits).tolist()
+        best = self._decoder.best()
         groups: dict[int, list[tuple[Call, int]]] = {}
+        ended = []
         first = 0
         for call, row in zip(calls, rows, strict=True):
             assert call.table is not None
             call.table.length = row.start + len(row.tokens)
             call.computed_tokens += len(row.tokens)
-            if not all(finite[first : first + row.logits]):
+            if not all(best.finite[first : first + row.logits]):
                 self._fail(call, StepError("the engine computed logits that are not finite"))
+            elif row.logits and call.takes_best:
+                places = best.places[first : first + row.logits]
+                tokens = places if self._token_ids is None else [self._token_ids[place] for place in places]
+                if self._commit(call, follow(call.pending_drafts, tokens)):
+                    ended.append(call)
             elif row.logits:
                 groups.setdefault(row.logits, []).append((call, first))
             elif call.stopped:
                 self._finish(call)
             first += row.logits
-        ended = []
         for width, members in groups.items():
             starts = torch.tensor([start for _, start in members])
             index = (starts[:, None] + torch.arange(width)).flatten()
@@ -151,11 +157,9 @@ class Scheduler:
                 continue
             call.uniforms_used += requests[i].uniforms
             before = len(call.output)
-            if call.commit([*requests[i].drafts[: decision.accepted], decision.token]):
+            if self._commit(call, decision):
                 ended.append(call)
             new[i] = len(call.output) - before
-            if requests[i].drafts:
-                call.accepted = min(decision.accepted, new[i])
             if call.request.return_logits and new[i]:
                 if laws is None:
                     whole = make_laws(logits[i : i + 1], [requests[i].sampling], [requests[i].context], self._head)[0]
@@ -163,6 +167,16 @@ class Scheduler:
                     whole = laws[i : i + 1]
                 call.log_laws.append(log_laws(whole[: new[i]]))
         self._add_log_probs(calls, logits, new)
+        return ended
+
+    @staticmethod
+    def _commit(call: Call, decision: Decision) -> bool:
+        """True when the call has ended."""
+        drafts = call.pending_drafts
+        before = len(call.output)
+        ended = call.commit([*drafts[: decision.accepted], decision.token])
+        if drafts:
+            call.accepted = min(decision.accepted, len(call.output) - before)
         return ended
 
     def _add_log_probs(self, calls: Sequence[Call], logits: Tensor, new: Sequence[int]) -> None:

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.common_prefix import common_prefix
 from pipeline.sampling.call import FloatArray, VerifyCall
 from pipeline.sampling.head import Head
 from pipeline.sampling.laws import laws, laws_from_log, processed
 from pipeline.sampling.noise import choose, noise_keys
-from pipeline.sampling.processors import edited
 from pipeline.sampling.random import uniforms
 from pipeline.sampling.rules import RULES, CoupledRule, Proposal, Randomness, Verdict, compare
 from pipeline.sampling.vocabulary import draw, row_argmax
@@ -61,6 +61,17 @@ class Decision:
     token: int
 
 
+def follow(drafts: Sequence[int], best: Sequence[int]) -> Decision:
+    """One greedy row whose logits nothing changes: what `verify` and `sample` decide, from what the pass has found.
+
+    Args:
+        drafts: K of them, perhaps none.
+        best: the token of the largest logit at each of the K + 1 positions.
+    """
+    kept = common_prefix(drafts, best)
+    return Decision(kept, best[kept])
+
+
 def verify(logits: Tensor, calls: Sequence[VerifyCall], overwrite: bool = False) -> list[Decision]:
     """Decide one round of every row. Rows do not influence one another.
 
@@ -89,9 +100,6 @@ def verify(logits: Tensor, calls: Sequence[VerifyCall], overwrite: bool = False)
         members = [calls[row] for row in rows]
         width = max(len(call.drafts) for call in members)
         part = _pick(logits, rows, width + 1)
-        if kind == "argmax":
-            decisions.update(zip(rows, _follow(part, members), strict=True))
-            continue
         verdict = _decide(kind, with_q, part, members, overwrite or len(rows) < len(calls))
         accepted, tokens = verdict.accepted.tolist(), verdict.tokens.tolist()
         decisions.update(zip(rows, map(Decision, accepted, tokens), strict=True))
@@ -147,27 +155,14 @@ def sample_with_law(
 
 
 def _group(call: VerifyCall) -> tuple[str, bool]:
-    """Rows of one group are decided together: (argmax, greedy, plain or the rule's name; whether there is a q)."""
+    """Rows of one group are decided together: (greedy, plain or the rule's name; whether there is a q)."""
     if call.sampling.greedy:
-        return ("greedy" if edited([call.sampling], [call.context]) else "argmax"), False
+        return "greedy", False
     if call.coupled:
         return call.rule, False
     if not call.drafts:
         return "plain", False
     return call.rule, call.draft_logits is not None and RULES[call.rule].uses_q
-
-
-def _follow(logits: Tensor, calls: Sequence[VerifyCall]) -> list[Decision]:
-    """Greedy rows whose logits nothing changes: the argmax of each position [rows, K + 1], compared one by one."""
-    own = row_argmax(logits)
-    possible = torch.isfinite(logits.gather(2, own[:, :, None])[:, :, 0]).tolist()
-    decisions = []
-    for call, tokens, fine in zip(calls, own.tolist(), possible, strict=True):
-        kept = 0
-        while kept < len(call.drafts) and fine[kept] and call.drafts[kept] == tokens[kept]:
-            kept += 1
-        decisions.append(Decision(kept, tokens[kept] if fine[kept] else IMPOSSIBLE))
-    return decisions
 
 
 def _decide(kind: str, with_q: bool, logits: Tensor, calls: Sequence[VerifyCall], overwrite: bool) -> Verdict:

@@ -16,9 +16,11 @@ from pipeline.engine.compiled.decoder import CompiledDecoder
 from pipeline.engine.compiled.memory import zeros
 from pipeline.engine.compiled.products import exponential, multiply, rms_norm
 from pipeline.engine.compiled.tile import LANES, MAX_ROWS
+from pipeline.engine.decoder import best_of
 from pipeline.engine.model_config import ModelConfig
 from pipeline.engine.weights import CheckpointReader, fused_tensors
 from pipeline.kv_cache.page_table import PageTable
+from pipeline.sampling.laws import finite_rows
 
 RNG = np.random.default_rng(0)
 
@@ -139,3 +141,20 @@ def test_copied_block_serves_as_its_source(tiny: TinyModel) -> None:
         decoder.copy_block(0, 3, kept)
         again = compute(decoder, PageTable(BLOCK, [3, 1]), [*tokens, 9], kept, 1)
         assert torch.equal(again, expected)
+
+
+@pytest.mark.parametrize("head_ids", [None, [7, 3, 30, 1, 9]])
+def test_best_is_what_the_logits_say(tiny: TinyModel, head_ids: list[int] | None) -> None:
+    """The largest logit and whether all are finite, found on the way; padding of the head is no token."""
+    decoder = make_decoder(tiny.folder, head_ids=head_ids)
+    logits = compute(decoder, PageTable(BLOCK, list(range(8))), list(range(1, 24)))
+    assert decoder.best() == best_of(logits)
+    assert all(decoder.best().finite)
+    for bad in (np.nan, np.inf, -np.inf):
+        head = decoder._weights.matrices[decoder._weights.head :]
+        kept = head[:LANES].copy()
+        head[:LANES] = bad  # one input of the first outputs
+        logits = compute(decoder, PageTable(BLOCK, list(range(8))), list(range(1, 24)))
+        assert decoder.best().finite == finite_rows(logits).tolist()
+        assert not all(decoder.best().finite)
+        head[:LANES] = kept

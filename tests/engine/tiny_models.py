@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pipeline.engine.batch import PackedBatch, Row
 from pipeline.engine.compiled.decoder import CompiledDecoder
+from pipeline.engine.decoder import best_of
 from pipeline.engine.embedded import EmbeddedStepModel
 from pipeline.engine.manifest import Limits
 from pipeline.engine.model_config import ModelConfig
@@ -198,6 +199,8 @@ def watch(decoder: CompiledDecoder, limits: Limits = LIMITS, takeover_loss: int 
         watched.free.wait(20)
         logits = forward(batch)
         watched.spoil(batch, logits)
+        # Spoiled logits are what the pass has found.
+        decoder.best = lambda: best_of(logits)  # type: ignore[method-assign]
         return logits
 
     decoder.forward = recorded  # type: ignore[method-assign]

@@ -19,6 +19,7 @@ class Shape(NamedTuple):
     kv_heads: int
     dim: int
     dim_wide: int
+    vocab: int  # outputs of the head
     vocab_wide: int
     out_panels: int  # panels per chunk of the output and down projections
     eps: np.float32
@@ -90,13 +91,15 @@ class Batch(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Working memory that the threads share, flat float32."""
+    """Working memory that the threads share, flat float32 but for best_at."""
 
     x: Any  # [tokens, hidden_wide]
     q: Any  # [tokens, heads, dim_wide]
     mixed: Any  # [tokens, heads * dim]
     act: Any  # [tokens, inner_wide]
     logits: Any  # [wanted, vocab_wide]
+    best: Any  # [wanted, head chunks] largest logit of each chunk; NaN where the chunk holds one
+    best_at: Any  # [wanted, head chunks] int64, which output of the head it is
 
 
 class Own(NamedTuple):

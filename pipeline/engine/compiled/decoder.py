@@ -11,12 +11,12 @@ from torch import Tensor
 
 from pipeline.engine.batch import PackedBatch
 from pipeline.engine.compiled.arrays import Batch, Buffers, Own, Pool
-from pipeline.engine.compiled.layer import GATED_PANELS
+from pipeline.engine.compiled.layer import GATED_PANELS, head_chunks
 from pipeline.engine.compiled.memory import zeros
 from pipeline.engine.compiled.packing import pack, shape_of, wide
 from pipeline.engine.compiled.team import Team
 from pipeline.engine.compiled.tile import LANES, MAX_ROWS
-from pipeline.engine.decoder import Decoder, require_pool_memory
+from pipeline.engine.decoder import Best, Decoder, require_pool_memory
 from pipeline.engine.model_config import ModelConfig
 
 
@@ -64,6 +64,7 @@ class CompiledDecoder(Decoder):
         self._weights = pack(config, weights, dtype, max_seq_len)
         self._team = Team(count, config.num_layers)
         self._tile_tokens = max(1, MAX_ROWS // (config.num_heads // config.num_kv_heads))
+        self._wanted = 0
         self._room = (0, 0)
         self._make_room(1, tokens_per_block)
 
@@ -71,8 +72,18 @@ class CompiledDecoder(Decoder):
         plan, longest = self._plan(batch)
         self._make_room(len(plan.ids), longest)
         self._team.run(self._shape, self._weights, self._pool, plan, self._shared, self._own)
-        count, width = len(plan.wanted), self._shape.vocab_wide
+        self._wanted = count = len(plan.wanted)
+        width = self._shape.vocab_wide
         return torch.from_numpy(self._shared.logits[: count * width]).view(count, width)[:, : self._head_width]
+
+    def best(self) -> Best:
+        chunks = head_chunks(self._shape)
+        tops = self._shared.best[: self._wanted * chunks].reshape(self._wanted, chunks)
+        # NaN counts as largest here, so that a row that holds one shows it.
+        found = tops.argmax(1) if self._wanted else np.zeros(0, np.int64)
+        row = np.arange(self._wanted)
+        places = self._shared.best_at[: tops.size].reshape(tops.shape)[row, found]
+        return Best(places.tolist(), np.isfinite(tops[row, found]).tolist())
 
     def copy_block(self, source: int, destination: int, tokens: int) -> None:
         config, pool = self.config, self._pool
@@ -125,6 +136,8 @@ class CompiledDecoder(Decoder):
             mixed=_floats(tokens, shape.heads * shape.dim),
             act=_floats(tokens, shape.inner_wide),
             logits=_floats(tokens, shape.vocab_wide),
+            best=_floats(tokens, head_chunks(shape)),
+            best_at=np.zeros(tokens * head_chunks(shape), np.int64),
         )
         self._own = [
             Own(

@@ -14,11 +14,11 @@ from pipeline.engine.compiled.attention import attend
 from pipeline.engine.compiled.layer import (
     DOWN,
     GATED_PANELS,
-    HEAD_PANELS,
     OUT,
     embed,
     gated_chunk,
     head_chunk,
+    head_chunks,
     projection,
     qkv_head,
 )
@@ -49,7 +49,7 @@ def _chunks(kind: int, shape: Any, batch: Any) -> Any:
     if kind == _EMBED:
         return batch.ids.size
     if kind == _HEAD:
-        return (shape.vocab_wide // LANES + HEAD_PANELS - 1) // HEAD_PANELS if batch.wanted.size else 0
+        return head_chunks(shape) if batch.wanted.size else 0
     return (shape.hidden_wide // LANES + shape.out_panels - 1) // shape.out_panels
 
 
@@ -86,7 +86,7 @@ def _compute(
     elif kind == _EMBED:
         embed(index, shape, weights, batch, shared.x)
     else:
-        head_chunk(index, shape, weights, batch.wanted.size, shared.logits, own)
+        head_chunk(index, shape, weights, batch.wanted.size, shared, own)
 
 
 @njit(nogil=True, cache=True)

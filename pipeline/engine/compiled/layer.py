@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import njit
 
 from pipeline.engine.compiled.products import gated, multiply, rms_norm, rotate
 from pipeline.engine.compiled.tile import LANES
-from pipeline.engine.compiled.vector import half_to_float
+from pipeline.engine.compiled.vector import half_to_float, largest, total
 
 QKV, OUT, GATE_UP, DOWN = range(4)
 GATED_PANELS = 4  # two of gate and two of up, alternating
 HEAD_PANELS = 8
+_NEVER, _NAN = np.float32("-inf"), np.float32("nan")
 
 
 @njit(nogil=True)
@@ -85,14 +87,35 @@ def projection(
 
 
 @njit(nogil=True)
-def head_chunk(index: int, shape: Any, weights: Any, wanted: int, logits: Any, own: Any) -> None:
-    """Logits of one chunk of the vocabulary."""
+def head_chunks(shape: Any) -> Any:
+    """Into how many chunks the vocabulary is cut."""
+    return (shape.vocab_wide // LANES + HEAD_PANELS - 1) // HEAD_PANELS
+
+
+@njit(nogil=True)
+def head_chunk(index: int, shape: Any, weights: Any, wanted: int, shared: Any, own: Any) -> None:
+    """Logits of one chunk of the vocabulary, and the largest of them while they are at hand."""
     panel = index * HEAD_PANELS
     panels = min(HEAD_PANELS, shape.vocab_wide // LANES - panel)
     depth = shape.hidden
     matrix = (weights.matrices, weights.head + panel * depth * LANES, depth * LANES, LANES)
-    out = (logits, panel * LANES, shape.vocab_wide)
+    first, width = panel * LANES, panels * LANES
+    out = (shared.logits, first, shape.vocab_wide)
     multiply((own.normed, 0, shape.hidden_wide), wanted, matrix, depth, panels, False, out)
+    chunks = head_chunks(shape)
+    for r in range(wanted):
+        at = r * shape.vocab_wide + first
+        for i in range(shape.vocab - first, width):  # padding is no token
+            shared.logits[at + i] = _NEVER
+        top = largest(shared.logits, at, width)
+        where = 0
+        while where < width - 1 and shared.logits[at + where] != top:
+            where += 1
+        # A sum is NaN where a number is, and also where +inf meets -inf: +inf is as bad.
+        if np.isnan(total(shared.logits, at, width)):
+            top = _NAN
+        shared.best[r * chunks + index] = top
+        shared.best_at[r * chunks + index] = first + where
 
 
 @njit(nogil=True)

@@ -48,6 +48,7 @@ def shape_of(config: ModelConfig, head_width: int, threads: int) -> Shape:
         kv_heads=config.num_kv_heads,
         dim=config.head_dim,
         dim_wide=wide(config.head_dim),
+        vocab=head_width,
         vocab_wide=wide(head_width),
         out_panels=chunk,
         eps=np.float32(config.rms_norm_eps),
