@@ -83,7 +83,7 @@ def encode_request(request: StepRequest, *, step_stats: bool = True, vocab: int 
         tensors["end_id"] = row([request.end_id])
     if request.min_tokens:
         tensors["min_tokens"] = row([request.min_tokens])
-    outputs: tuple[str, ...] = ("output_ids", "sequence_length")
+    outputs: tuple[str, ...] = ("output_ids",)
     if request.return_logits:
         tensors["return_generation_logits"] = np.array([[True]])
         outputs += ("generation_logits",)
@@ -94,7 +94,7 @@ def encode_request(request: StepRequest, *, step_stats: bool = True, vocab: int 
         outputs += (STEP_STATS,)
     else:
         tensors["return_perf_metrics"] = np.array([[True]])
-        outputs += PERF_OUTPUTS
+        outputs += ("sequence_length", *PERF_OUTPUTS)
     return EncodedCall(tensors, {RULE_PARAMETER: request.rule, ARRIVAL_PARAMETER: request.arrival}, outputs)
 
 

@@ -103,11 +103,11 @@ def _counters(result: StepResult) -> list[int | float]:
 
 
 def _new_tokens(tensors: Mapping[str, Array], request: StepRequest) -> tuple[int, ...]:
-    for name in ("output_ids", "sequence_length"):
-        if name not in tensors:
-            raise StepError(f"the step model sent no {name}")
+    if "output_ids" not in tensors:
+        raise StepError("the step model sent no output_ids")
     ids = tensors["output_ids"].reshape(-1)
-    length = int(tensors["sequence_length"].reshape(-1)[0])
+    # Ours sends what is new and nothing else, and is not asked for its length: each tensor costs 20 to 30 us.
+    length = int(tensors["sequence_length"].reshape(-1)[0]) if "sequence_length" in tensors else ids.size
     # NVIDIA's sequence_length counts the input in some releases, also where the input is left out.
     if length not in (ids.size, ids.size + len(request.input_ids)):
         if not 0 <= length < ids.size:

@@ -39,7 +39,7 @@ def test_call() -> None:
     (fields,) = seen
     assert (fields["model_name"], fields["request_id"]) == ("target", "id-1")
     assert fields["parameters"] == {"acceptance_rule": "block", "arrival": 3}
-    assert fields["requested_output_names"] == ["output_ids", "sequence_length", STEP_STATS]
+    assert fields["requested_output_names"] == ["output_ids", STEP_STATS]
     model.close()
 
 
