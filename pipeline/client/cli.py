@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from pipeline.client.options import GenerationOptions, MaxTokensOption, takes_options
+from pipeline.client.prompts import BUILT_IN as BUILT_IN_PROMPTS
 from pipeline.errors import SpecDecodeError
 from pipeline.spec import DEFAULT_SPEC, ROOT, DeploymentSpec, PortsSpec
 
@@ -199,6 +200,58 @@ def conformance(
         from pipeline.client.conformance import run_conformance
 
         return run_conformance(loaded, console, url, serve, tokenizer, prompts, json_file, quick)
+
+    _exit(work)
+
+
+@app.command()
+def distill(
+    target: Annotated[Path, typer.Argument(help="the target, a Hugging Face folder")],
+    out: Annotated[Path, typer.Option(help="folder to write the draft into")] = Path("draft"),
+    layers: Annotated[int, typer.Option(help="layers of the draft: the target's first ones and its last")] = 4,
+    init: Annotated[Path | None, typer.Option(help="train this draft on instead")] = None,
+    minutes: Annotated[float, typer.Option(help="for writing text and training together")] = 60.0,
+    tokens: Annotated[int, typer.Option(help="text the target writes at most")] = 5_000_000,
+    prompts: Annotated[Path | None, typer.Option(help="JSONL of your own: text, and if wanted kind, chat")] = None,
+    exclude: Annotated[Path | None, typer.Option(help="JSONL measured on, never trained on; absent: bench's")] = None,
+    corpus: Annotated[Path | None, typer.Option(help="text of an earlier run, instead of writing it")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
+    slots: Annotated[int, typer.Option(help="texts that a process writes at a time")] = 96,
+    workers: Annotated[
+        int | None, typer.Option(help="writing processes; absent: one per core, or one on a GPU")
+    ] = None,
+    head_tokens: Annotated[int, typer.Option(help="tokens in the draft's LM head while it is trained")] = 8192,
+    batch_tokens: Annotated[int, typer.Option(help="tokens of a training step")] = 4096,
+    steps: Annotated[int | None, typer.Option(help="training steps at most; absent: what the time allows")] = None,
+    rate: Annotated[float, typer.Option(help="peak learning rate")] = 1e-3,
+    seed: Annotated[int, typer.Option(help="of prompts, draws and order")] = 0,
+) -> None:
+    """Make a draft for a target: the target writes text, a few layers learn to foresee it, acceptance is measured."""
+
+    def work() -> int:
+        from pipeline.distillation.distill import DistillOptions
+        from pipeline.distillation.distill import distill as run
+
+        options = DistillOptions(
+            target,
+            out,
+            layers,
+            init,
+            minutes,
+            tokens,
+            prompts,
+            exclude or BUILT_IN_PROMPTS,
+            corpus,
+            device,
+            slots,
+            workers,
+            head_tokens,
+            batch_tokens,
+            steps,
+            rate,
+            seed,
+        )
+        return run(options, console)
 
     _exit(work)
 
