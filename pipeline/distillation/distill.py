@@ -31,6 +31,7 @@ WRITING_SHARE = 0.4  # of the time: text is worth more than passes over it, but 
 HELD_OUT_SHARE, HELD_OUT_MOST = 0.05, 300  # texts
 QUICK_TEXTS = 60  # measured at every checkpoint
 CHECKPOINT_S = 240.0
+FEW_TOKENS = 100_000
 EXCLUDED_TOKENS = 64
 STATUS_COLUMNS = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
 
@@ -103,7 +104,8 @@ def distill(options: DistillOptions, console: Console) -> int:
     tokenizer = Tokenizer.load(options.target)
     asked = [Job(prompt.kind, ids, 0.0, EXCLUDED_TOKENS) for prompt, ids in _encoded(excluded, tokenizer)]
     console.print(
-        f"target {options.target}, {config.num_layers} layers; draft {len(layers.layers)} layers; on {device}"
+        f"target {options.target}, {config.num_layers} layers; draft {len(layers.layers)} layers; on {device}",
+        soft_wrap=True,
     )
 
     corpus = _corpus(options, device, given, [prompt.text for prompt in excluded], console)
@@ -115,6 +117,9 @@ def distill(options: DistillOptions, console: Console) -> int:
     console.print(
         f"{training.output_tokens:,} tokens to learn from, {held_out.output_tokens:,} held out", highlight=False
     )
+
+    if training.output_tokens < FEW_TOKENS:
+        console.print(f"that is little: below {FEW_TOKENS:,} tokens a draft learns them by heart; give more --minutes")
 
     target = Target(options.target, device, POSITIONS)
     layers.compute_in(target.dtype)
