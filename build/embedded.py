@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
 from pipeline import __version__
@@ -165,7 +166,7 @@ def measure_cost(folder: Path, config: ModelConfig, spec: DeploymentSpec, limits
     context = min(COST_CONTEXT, limits.max_seq_len - max(COST_SIZES)) if limits.max_seq_len > 32 else 1
     table = PageTable(limits.tokens_per_block, list(range(limits.kv_blocks)), context)
     times: dict[int, list[float]] = {size: [] for size in COST_SIZES if context + size <= limits.max_seq_len}
-    other_work = torch.zeros(CACHE_BYTES // 4)
+    other_work = np.zeros(CACHE_BYTES // 8)
     for repeat in range(COST_REPEATS + 1):
         for size in times:
             row = Row((1,) * size, context, table, size)

@@ -116,11 +116,11 @@ def test_plain_decoding_grows_its_bursts() -> None:
     """While it does not pay: 1, 2, 4, 8 tokens per call, and from 1 again after a probe."""
     controller, _ = controller_with(0.0)
     bursts = []
-    for _ in range(10):
+    for _ in range(15):
         decision = controller.choose([MODEL], 100, 1)
         observe(controller, decision, 0)
         bursts.append(decision.burst if decision.offer is None else -decision.k)
-    assert bursts == [1, 2, 4, 8, 8, 8, -1, 1, 2, 4]
+    assert bursts == [1, 2, 4, *[8] * 8, -1, 1, 2, 4]
 
 
 @pytest.mark.parametrize(("gain", "reason"), [(0.5 * MARGIN, "plain_faster"), (1.5 * MARGIN, "pays")])
@@ -146,7 +146,7 @@ def test_probes_get_rarer_and_come_back() -> None:
     """Twice as many plain tokens before each probe that fails, to a bound; one that keeps all is followed at once."""
     controller, _ = controller_with(0.0)
     waits = [plain_until_probe(controller, accepted=False) for _ in range(6)]
-    for wait, expected in zip(waits, [FIRST_PROBE, 48, 96, LAST_PROBE, LAST_PROBE, LAST_PROBE], strict=True):
+    for wait, expected in zip(waits, [FIRST_PROBE, 128, LAST_PROBE, LAST_PROBE, LAST_PROBE, LAST_PROBE], strict=True):
         assert expected <= wait < expected + BURST
     plain_until_probe(controller, accepted=True)
     assert plain_until_probe(controller, accepted=True) == 0

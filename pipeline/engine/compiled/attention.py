@@ -14,7 +14,7 @@ from pipeline.engine.compiled.vector import largest, total
 _ZERO, _NEVER = np.float32(0.0), np.float32("-inf")
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def attend(layer: int, item: int, shape: Any, pool: Any, batch: Any, q: Any, mixed: Any, own: Any) -> None:
     """One tile with the query heads that share one KV head (Ainslie et al., arXiv 2305.13245).
 
@@ -59,7 +59,7 @@ def attend(layer: int, item: int, shape: Any, pool: Any, batch: Any, q: Any, mix
             mixed[to + i] = part[output + r * wide + i] / part[r * wide]
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def _softmax_weights(scores: Any, first: int, blocks: int, lanes: int, tokens: int, length: int) -> Any:
     """e^(score - largest) in place for the first `length` tokens, 0 elsewhere; returns the sum.
 
@@ -74,7 +74,7 @@ def _softmax_weights(scores: Any, first: int, blocks: int, lanes: int, tokens: i
     return total(scores, first, blocks * lanes)
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def _fill_rest(scores: Any, first: int, blocks: int, lanes: int, tokens: int, length: int, value: Any) -> None:
     for block in range(blocks):
         for j in range(min(max(length - block * tokens, 0), tokens), lanes):

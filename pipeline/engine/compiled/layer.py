@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from pipeline.engine.compiled.products import gated, multiply, rms_norm, rotate
+from pipeline.engine.compiled.products import multiply, rms_norm, rotate, silu
 from pipeline.engine.compiled.tile import LANES
 from pipeline.engine.compiled.vector import half_to_float, largest, total
 
 QKV, OUT, GATE_UP, DOWN = range(4)
-GATED_PANELS = 4  # two of gate and two of up, alternating
+GATED_PANELS = 4  # two of gate, then two of up
 HEAD_PANELS = 8
 _NEVER, _NAN = np.float32("-inf"), np.float32("nan")
 
@@ -66,10 +66,12 @@ def gated_chunk(layer: int, index: int, shape: Any, weights: Any, rows: int, act
     panels = min(GATED_PANELS, 2 * shape.inner_wide // LANES - panel)
     width = panels * LANES
     _product(layer, GATE_UP, panel, panels, own.normed, shape.hidden_wide, shape, weights, rows, own.chunk)
+    half = width // 2
     for r in range(rows):
-        for pair in range(panels // 2):
-            to = r * shape.inner_wide + (panel // 2 + pair) * LANES
-            gated(own.chunk, r * width + 2 * pair * LANES, act, to)
+        at, to = r * width, r * shape.inner_wide + panel // 2 * LANES
+        silu(own.chunk, at, half)
+        for i in range(half):
+            act[to + i] = own.chunk[at + i] * own.chunk[at + half + i]
 
 
 @njit(nogil=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.engine.compiled.arrays import Shape, Weights
+from pipeline.engine.compiled.layer import GATED_PANELS
 from pipeline.engine.compiled.memory import zeros
 from pipeline.engine.compiled.tile import LANES
 from pipeline.engine.model_config import ModelConfig
@@ -112,7 +113,8 @@ def _parts(config: ModelConfig, name: str, rows: Tensor) -> list[Tensor]:
         return [_padded(head) for head in torch.split(rows, config.head_dim)]
     if name == "gate_up":
         gate, up = (_padded(half) for half in rows.chunk(2))
-        return [part for pair in zip(torch.split(gate, LANES), torch.split(up, LANES), strict=True) for part in pair]
+        half = GATED_PANELS // 2 * LANES  # what a chunk has of each
+        return [part for pair in zip(torch.split(gate, half), torch.split(up, half), strict=True) for part in pair]
     return [_padded(rows)]
 
 

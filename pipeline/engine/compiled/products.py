@@ -1,7 +1,8 @@
 """Products of packed weights, row by row reductions and activations: loops that numba compiles.
 
 Vectors are rows of flat float32 arrays, each row padded to a multiple of LANES; an operand is (array, offset of
-the first element, elements from row to row).
+the first element, elements from row to row). Division is numpy's: Python's asks for zero first, and LLVM does not
+vectorise a loop that may raise.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _TAYLOR = tuple(np.float32(1.0 / k) for k in (720.0, 120.0, 24.0, 6.0, 2.0))
 _HALF, _ONE = np.float32(0.5), np.float32(1.0)
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def multiply(x: Any, rows: int, w: Any, depth: int, panels: int, keep: bool, out: Any) -> None:
     """out[r, j] (+)= sum over k of x[r, k] * w[panel, k, lane], j = panel * LANES + lane.
 
@@ -64,7 +65,7 @@ def exponential(x: Any) -> Any:
     return p * float_from_bits(np.int32((np.int32(n) + np.int32(127)) << 23))
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def rms_norm(x: Any, first: int, weight: Any, weight_first: int, size: int, eps: Any, out: Any, to: int) -> None:
     """out = x / sqrt(mean(x^2) + eps) * weight over `size` numbers (Zhang and Sennrich, arXiv 1910.07467).
 
@@ -76,7 +77,7 @@ def rms_norm(x: Any, first: int, weight: Any, weight_first: int, size: int, eps:
         out[to + i] = x[first + i] * scale * weight[weight_first + i]
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def rotate(x: Any, first: int, turns: Any, turn: int, dim: int) -> None:
     """Rotary embedding in place: pairs (x[2i], x[2i + 1]) as complex numbers times turns[i]."""
     for i in range(0, dim, 2):
@@ -86,9 +87,8 @@ def rotate(x: Any, first: int, turns: Any, turn: int, dim: int) -> None:
         x[first + i + 1] = a * s + b * c
 
 
-@njit(nogil=True)
-def gated(x: Any, first: int, out: Any, to: int) -> None:
-    """out = silu(gate) * up over one panel; gate at x[first], up LANES behind it."""
-    for i in range(LANES):
-        gate = x[first + i]
-        out[to + i] = gate * x[first + LANES + i] / (_ONE + exponential(-gate))
+@njit(nogil=True, error_model="numpy")
+def silu(x: Any, first: int, count: int) -> None:
+    """x / (1 + e^-x) in place."""
+    for i in range(first, first + count):
+        x[i] = x[i] / (_ONE + exponential(-x[i]))

@@ -11,8 +11,10 @@ from pipeline.orchestrator.controllers.base import Burst, ControllerFactory, Dec
 from pipeline.orchestrator.controllers.costs import CostModel
 
 MARGIN = 0.02  # speculation must promise at least this much to leave plain decoding, and K to change
-FIRST_PROBE = 24  # plain tokens before speculation is tried again; doubles while it does not pay
-LAST_PROBE = 192
+# Plain tokens before speculation is tried again; doubles while it does not pay. A request's first draft takes in its
+# whole prompt, one or two plain tokens' time: after 64 of them a probe costs at most three percent.
+FIRST_PROBE = 64
+LAST_PROBE = 256
 PATIENCE = 16  # single plain tokens without an offer, after one that paid, before bursts grow again
 CHECK_BURST = 4  # plain tokens that bring the price of plain decoding up to date
 
