@@ -176,6 +176,7 @@ def measure_cost(folder: Path, config: ModelConfig, spec: DeploymentSpec, limits
             decoder.forward(PackedBatch((row,)))
             if repeat:  # the first pass warms caches and threads
                 times[size].append(time.perf_counter() - started)
+    decoder.close()
     return CostTable(context_tokens=context, seconds_by_tokens={size: min(t) for size, t in times.items()})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -17,6 +18,7 @@ from pipeline.engine.manifest import Capabilities, CostTable, Limits, Manifest
 from pipeline.engine.model_config import ModelConfig
 from pipeline.kv_cache.page_table import PageTable
 from pipeline.orchestrator.loop import Orchestrator
+from pipeline.orchestrator.request import GenerationRequest
 from pipeline.orchestrator.setup import make_orchestrator
 from pipeline.sampling.params import OPTIONS
 from pipeline.sampling.rules import PREFERENCE
@@ -214,6 +216,28 @@ def deploy(setting: Setting, engine: type[EmbeddedStepModel] = EmbeddedStepModel
     finally:
         for model in engines.values():
             model.close()
+
+
+def many_answers(deployment: Deployment, request: GenerationRequest, count: int, end: int) -> list[tuple[int, ...]]:
+    """Tokens of `count` answers under seeds 0, 1, 2 ..., the end token included where it came.
+
+    Raises:
+        AssertionError: with K > 0, hardly a draft was kept, or hardly one rejected; or something was left behind.
+    """
+    accepted: list[int] = []
+
+    def answer(seed: int) -> tuple[int, ...]:
+        (chunk,) = deployment.orchestrator.generate(replace(request, seed=seed))
+        assert chunk.statistics is not None
+        accepted.append(chunk.statistics.num_accepted_draft_tokens)
+        return chunk.token_ids if chunk.finish_reason == "length" else (*chunk.token_ids, end)
+
+    with ThreadPoolExecutor(24) as pool:
+        found = list(pool.map(answer, range(count)))
+    deployment.check_integrity()
+    assert deployment.orchestrator.draft_health.failures == 0
+    assert request.num_draft_tokens == 0 or count // 20 < sum(accepted) < 2 * count, "drafts are kept and rejected"
+    return found
 
 
 def exact_text(setting: Setting, prompt: str, max_tokens: int) -> tuple[str, str]:

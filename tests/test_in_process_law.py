@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from chi_square import Ids, tail
-from in_process_support import Deployment, LetterTokenizer, Setting, deploy, make_config, random_weights
+from in_process_support import LetterTokenizer, Setting, deploy, make_config, many_answers, random_weights
 from torch import Tensor
 
 from pipeline.drafting import model as model_draft
@@ -88,30 +87,12 @@ def next_token(logits: Tensor) -> dict[int, float]:
     return {token: p / whole for token, p in kept.items()}
 
 
-def answers(deployment: Deployment, rule: str) -> list[Ids]:
-    """Tokens of many requests, the end token included; K = 2 in the round behind the first token."""
-    accepted: list[int] = []
-
-    def answer(seed: int) -> Ids:
-        request = GenerationRequest(
-            PROMPT, 4, SamplingParams(T, TOP_K, TOP_P), seed=seed, acceptance_rule=rule, exclude_input_in_output=True
-        )
-        (chunk,) = deployment.orchestrator.generate(request)
-        assert chunk.statistics is not None
-        accepted.append(chunk.statistics.num_accepted_draft_tokens)
-        return chunk.token_ids if chunk.finish_reason == "length" else (*chunk.token_ids, END)
-
-    with ThreadPoolExecutor(24) as pool:
-        found = list(pool.map(answer, range(SAMPLES)))
-    deployment.check_integrity()
-    assert SAMPLES // 20 < sum(accepted) < 2 * SAMPLES, "drafts are kept and rejected"
-    assert deployment.orchestrator.draft_health.failures == 0
-    return found
-
-
 def smallest_tail(kind: Any, rule: str) -> float:
     with deploy(SETTING.replace(kind=kind)) as deployment:
-        found = answers(deployment, rule)
+        request = GenerationRequest(
+            PROMPT, 4, SamplingParams(T, TOP_K, TOP_P), acceptance_rule=rule, exclude_input_in_output=True
+        )
+        found = many_answers(deployment, request, SAMPLES, END)
     return min(tail(found, exact_law(length), length) for length in (2, 3))
 
 

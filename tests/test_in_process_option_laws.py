@@ -8,14 +8,13 @@ raise a false alarm with probability below 1e-8: both statistics of a run are co
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from chi_square import Ids, tail
-from in_process_support import Setting, deploy
+from chi_square import tail
+from in_process_support import Setting, deploy, many_answers
 from option_reference import Reference
 
 from pipeline.drafting import model as model_draft
@@ -66,23 +65,9 @@ def request_of(options: dict[str, Any]) -> GenerationRequest:
 
 def smallest_tail(options: dict[str, Any], rule: str, kind: Any = "model", sampling: Any = "q", k: int = 2) -> float:
     """The smaller tail probability of the chi-squares over the first 2 and 3 tokens."""
-    request = request_of(options)
-    end = SETTING.vocab - 1
-    accepted: list[int] = []
+    request = replace(request_of(options), acceptance_rule=rule, num_draft_tokens=k)
     with deploy(SETTING.replace(kind=kind, draft_sampling=sampling)) as deployment:
-
-        def answer(seed: int) -> Ids:
-            asked = replace(request, seed=seed, acceptance_rule=rule, num_draft_tokens=k)
-            (chunk,) = deployment.orchestrator.generate(asked)
-            assert chunk.statistics is not None
-            accepted.append(chunk.statistics.num_accepted_draft_tokens)
-            return chunk.token_ids if chunk.finish_reason == "length" else (*chunk.token_ids, end)
-
-        with ThreadPoolExecutor(24) as pool:
-            found = list(pool.map(answer, range(SAMPLES)))
-        deployment.check_integrity()
-        assert deployment.orchestrator.draft_health.failures == 0
-    assert k == 0 or SAMPLES // 20 < sum(accepted) < 2 * SAMPLES, "drafts are kept and rejected"
+        found = many_answers(deployment, request, SAMPLES, SETTING.vocab - 1)
     reference = Reference(SETTING, request)
     return min(tail(found, reference.answers(length), length) for length in (2, 3))
 

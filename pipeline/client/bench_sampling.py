@@ -1,6 +1,7 @@
 """What sampling costs: laws and rule, from logits to token ids, per option set.
 
-Processor time of one thread: beside other work it is the same, and so is its share of a forward pass.
+One thread, which is what an engine's laws run on; its passes run on all. The least of several: measure on a machine
+that does nothing else.
 """
 
 from __future__ import annotations
@@ -175,7 +176,9 @@ def _forward_seconds(engine: Path, repeats: int) -> tuple[int, float]:
         table = PageTable(limits.tokens_per_block, blocks, FORWARD_CONTEXT)
         rows.append(Row((1,) * (DRAFTS + 1), FORWARD_CONTEXT, table, DRAFTS + 1))
     batch = PackedBatch(tuple(rows))
-    return config.vocab_size, _least(lambda: decoder.forward(batch), repeats)
+    seconds = _least(lambda: decoder.forward(batch), repeats)
+    decoder.close()
+    return config.vocab_size, seconds
 
 
 def _least(work: Callable[[], object], repeats: int, prepare: Callable[[], object] = int) -> float:

@@ -79,8 +79,8 @@ def distill(
     """Make a draft for a target: the target writes text, a few layers learn to foresee it, acceptance is measured."""
 
     def work() -> int:
-        from pipeline.distillation.distill import DistillOptions
         from pipeline.distillation.distill import distill as run
+        from pipeline.distillation.options import DistillOptions
 
         options = DistillOptions(
             target,
@@ -129,7 +129,7 @@ def sampling(
     spec: SpecOption = DEFAULT_SPEC,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here as well")] = None,
 ) -> None:
-    """Measure laws and rule, from logits to token ids, per option set: processor time of one thread."""
+    """Measure laws and rule, from logits to token ids, per option set, beside a forward pass."""
 
     def work() -> int:
         loaded = DeploymentSpec.load(spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -75,13 +75,10 @@ def _deployment(
     spec: DeploymentSpec, console: Console, url: str | None, serve: bool, tokenizer: Path | None
 ) -> Iterator[Deployment]:
     if url is None and not serve:
-        with console.status("loading engines"):
-            context = local_deployment(spec)
-            local = context.__enter__()
-        try:
+        with ExitStack() as stack:
+            with console.status("loading engines"):
+                local = stack.enter_context(local_deployment(spec))
             yield local
-        finally:
-            context.__exit__(None, None, None)
         return
     folder = tokenizer or spec.engine_dir("target")
     codec = Tokenizer.load(folder) if tokenizer or (folder / TOKENIZER_NAME).is_file() else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from pipeline.engine.embedded import load_step_model
-from pipeline.engine.fit import read_engine_manifest
+from pipeline.engine.fit import Role, read_engine_manifest
+from pipeline.engine.manifest import Manifest
 from pipeline.engine.step import StepModel
 from pipeline.orchestrator.loop import Orchestrator
 from pipeline.orchestrator.setup import make_orchestrator
@@ -14,26 +16,40 @@ from pipeline.spec import DeploymentSpec
 from pipeline.text.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True)
+class LocalPipeline:
+    """Engines of this process, joined."""
+
+    orchestrator: Orchestrator
+    target: StepModel
+    tokenizer: Tokenizer
+
+
 @contextmanager
-def local_orchestrator(spec: DeploymentSpec) -> Iterator[Orchestrator]:
-    """Load both engines of a spec here and join them.
+def local_pipeline(spec: DeploymentSpec) -> Iterator[LocalPipeline]:
+    """Load both engines of a spec here and join them; release them at the end.
 
     Raises:
         EngineError: an engine is missing or damaged, or of a kind that cannot run here.
     """
     spec.require_available_engine()
-    models: list[StepModel] = []
-    try:
-        target_manifest = read_engine_manifest(spec, "target")
-        draft_manifest = read_engine_manifest(spec, "draft") if spec.draft.uses_model else None
-        target = load_step_model(spec.engine_dir("target"), spec.target.threads)
-        models.append(target)
-        draft = None
-        if draft_manifest is not None:
-            draft = load_step_model(spec.engine_dir("draft"), spec.draft.threads)
-            models.append(draft)
+    with ExitStack() as models:
+
+        def load(role: Role) -> tuple[StepModel, Manifest]:
+            manifest = read_engine_manifest(spec, role)
+            part = spec.target if role == "target" else spec.draft
+            model = load_step_model(spec.engine_dir(role), part.threads)
+            models.callback(model.close)
+            return model, manifest
+
+        target, manifest = load("target")
+        draft = load("draft") if spec.draft.uses_model else (None, None)
         tokenizer = Tokenizer.load(spec.engine_dir("target"))
-        yield make_orchestrator(spec, tokenizer, target, target_manifest, draft, draft_manifest)
-    finally:
-        for model in models:
-            model.close()
+        yield LocalPipeline(make_orchestrator(spec, tokenizer, target, manifest, *draft), target, tokenizer)
+
+
+@contextmanager
+def local_orchestrator(spec: DeploymentSpec) -> Iterator[Orchestrator]:
+    """`local_pipeline` for those who need no more than its orchestrator."""
+    with local_pipeline(spec) as pipeline:
+        yield pipeline.orchestrator

@@ -7,17 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pipeline.client.ask import local_replies
+from pipeline.client.local import local_pipeline
 from pipeline.conformance.deployment import Answer, Deployment, Ids, TextCodec, join
-from pipeline.engine.embedded import load_step_model
-from pipeline.engine.fit import read_engine_manifest
 from pipeline.engine.step import FloatArray, StepModel, StepRequest
 from pipeline.errors import StepError
 from pipeline.orchestrator.loop import Orchestrator
 from pipeline.orchestrator.request import GenerationRequest
-from pipeline.orchestrator.setup import make_orchestrator
 from pipeline.sampling.params import SamplingParams
 from pipeline.spec import DeploymentSpec
-from pipeline.text.tokenizer import Tokenizer
 
 
 class LocalDeployment(Deployment):
@@ -59,20 +56,5 @@ def local_deployment(spec: DeploymentSpec) -> Iterator[LocalDeployment]:
     Raises:
         EngineError: an engine is missing or damaged, or of a kind that cannot run here.
     """
-    spec.require_available_engine()
-    models: list[StepModel] = []
-    try:
-        manifest = read_engine_manifest(spec, "target")
-        target = load_step_model(spec.engine_dir("target"), spec.target.threads)
-        models.append(target)
-        draft, draft_manifest = None, None
-        if spec.draft.uses_model:
-            draft_manifest = read_engine_manifest(spec, "draft")
-            draft = load_step_model(spec.engine_dir("draft"), spec.draft.threads)
-            models.append(draft)
-        tokenizer = Tokenizer.load(spec.engine_dir("target"))
-        orchestrator = make_orchestrator(spec, tokenizer, target, manifest, draft, draft_manifest)
-        yield LocalDeployment(f"{spec.name} in process", orchestrator, target, tokenizer)
-    finally:
-        for model in models:
-            model.close()
+    with local_pipeline(spec) as local:
+        yield LocalDeployment(f"{spec.name} in process", local.orchestrator, local.target, local.tokenizer)

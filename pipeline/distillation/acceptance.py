@@ -17,6 +17,8 @@ from pipeline.distillation import corpus
 from pipeline.distillation.llama import causal
 from pipeline.distillation.student import Student
 from pipeline.distillation.writer import Target
+from pipeline.sampling.laws import laws
+from pipeline.sampling.params import SamplingParams
 
 DRAFTED = 4  # tokens drafted per replayed round
 CHUNK = 512  # positions whose whole laws are in memory at a time
@@ -127,11 +129,8 @@ def compare(p: Tensor, q: Tensor, head_ids: Tensor, committed: Tensor, temperatu
     Returns:
         overlap [n], chance that the draft was accepted where `committed` was the outcome [n].
     """
-    if temperature == 0:
-        best = head_ids[q.argmax(-1)]
-        return (best == p.argmax(-1)).float(), (best == committed).float()
-    p = (p / temperature).softmax(-1)
-    q = (q / temperature).softmax(-1)
+    options = [SamplingParams(temperature)]
+    p, q = laws(p[None], options)[0], laws(q[None], options)[0]
     whole = torch.zeros_like(p).index_copy_(1, head_ids, q)
     drawn = committed[:, None]
     chance = (whole.gather(1, drawn) / p.gather(1, drawn).clamp(min=1e-30)).clamp(max=1.0)[:, 0]

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from pipeline.client.prompts import BUILT_IN, Prompt, load_prompts
+from pipeline.client.prompts import Prompt, load_prompts
 from pipeline.client.terminal import print_table
 from pipeline.distillation.acceptance import DRAFTED, Table, by_kind, by_temperature, measure
 from pipeline.distillation.card import UNKNOWN_LICENCE, Facts, cells, summary, write_card
 from pipeline.distillation.corpus import POSITIONS, Corpus, encode, question_start, sequence_of
+from pipeline.distillation.options import DistillOptions
 from pipeline.distillation.prompts import TrainingPrompt, read_prompts
 from pipeline.distillation.scribes import Scribes
 from pipeline.distillation.student import FREQUENT_TOKENS, Student, layers_of_draft, layers_of_target, rank_tokens
@@ -34,56 +33,6 @@ CHECKPOINT_S = 240.0
 FEW_TOKENS = 100_000
 EXCLUDED_TOKENS = 64
 STATUS_COLUMNS = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-
-
-@dataclass(frozen=True)
-class DistillOptions:
-    """What the command was asked for; its `--help` says what each means."""
-
-    target: Path
-    out: Path
-    layers: int = 4
-    init: Path | None = None
-    minutes: float = 60.0
-    tokens: int = 5_000_000
-    prompts: Path | None = None
-    exclude: Path = BUILT_IN
-    corpus: Path | None = None
-    device: str = "auto"
-    slots: int = 96
-    workers: int | None = None
-    head_tokens: int = 8192
-    batch_tokens: int = 4096
-    steps: int | None = None
-    rate: float = 1e-3
-    seed: int = 0
-
-    def check(self) -> None:
-        """Refuse what cannot work before anything is computed.
-
-        Raises:
-            InvalidRequestError: naming the option, its value and the limit.
-        """
-        limits = (
-            ("layers", self.layers, 1, math.inf),
-            ("minutes", self.minutes, 0.01, 100_000),
-            ("tokens", self.tokens, 1000, 10**10),
-            ("slots", self.slots, 1, 4096),
-            ("workers", self.workers or 1, 1, 256),
-            ("head-tokens", self.head_tokens, 64, math.inf),
-            ("batch-tokens", self.batch_tokens, POSITIONS, 10**7),
-            ("steps", self.steps or 1, 1, 10**9),
-            ("rate", self.rate, 1e-7, 1.0),
-            ("seed", self.seed, 0, 2**31),
-        )
-        for name, value, low, high in limits:
-            if not low <= value <= high:
-                raise InvalidRequestError(name, value, f"must be between {low:g} and {high:g}")
-        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
-            raise InvalidRequestError("out", str(self.out), "exists and is not empty; name another folder")
-        for name, folder in (("target", self.target), ("init", self.init)):
-            if folder is not None and not (folder / "config.json").is_file():
-                raise InvalidRequestError(name, str(folder), "must be a Hugging Face folder with a config.json")
 
 
 def distill(options: DistillOptions, console: Console) -> int:

@@ -9,17 +9,14 @@ import numpy as np
 
 from pipeline.drafting.base import Draft, DraftContext, Drafter, DraftSession, Offer
 from pipeline.engine.manifest import Capabilities, Manifest
-from pipeline.engine.step import RULE_AUTO, FloatArray, StepModel, StepRequest
+from pipeline.engine.step import FloatArray, StepModel, StepRequest
 from pipeline.engine.waiting import call
 from pipeline.errors import StepError
-from pipeline.sampling.params import SamplingParams
+from pipeline.sampling.params import OPTIONS, TEMPERATURE_EPSILON, TRUNCATIONS, SamplingParams
 from pipeline.sampling.random import call_seed
-from pipeline.sampling.rules import RULES
+from pipeline.sampling.rules import RULE_AUTO, RULES, CoupledRule
 
-COUPLED = "coupled"
-RANDOM_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
-HISTORY_OPTIONS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words")
-TEMPERATURE_EPSILON = 1e-6  # TensorRT-LLM divides logits by T + 1e-6 (facts: processors of its decoder)
+COUPLED = CoupledRule.name
 
 
 class ModelDrafter(Drafter):
@@ -109,12 +106,10 @@ def draft_sampling(sampling: SamplingParams, capabilities: Capabilities, greedy:
     options = set(capabilities.draft_options)
     greedy = greedy or sampling.greedy or "temperature" not in options
     if greedy:
-        options -= set(RANDOM_OPTIONS)
+        options -= set(TRUNCATIONS)
     elif capabilities.generation_logits == "raw":
         options &= {"temperature"}
-    kept: dict[str, Any] = {
-        name: getattr(sampling, name) for name in (*RANDOM_OPTIONS, *HISTORY_OPTIONS) if name in options
-    }
+    kept: dict[str, Any] = {name: getattr(sampling, name) for name in OPTIONS if name in options}
     return SamplingParams(**kept)
 
 

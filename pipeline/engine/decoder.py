@@ -11,8 +11,6 @@ from torch import Tensor
 from pipeline.engine.batch import PackedBatch
 from pipeline.engine.model_config import ModelConfig
 from pipeline.errors import EngineError
-from pipeline.sampling.laws import finite_rows
-from pipeline.sampling.vocabulary import row_argmax
 
 
 @dataclass(frozen=True)
@@ -26,11 +24,6 @@ class Best:
 
     places: list[int]
     finite: list[bool]
-
-
-def best_of(logits: Tensor) -> Best:
-    """What `Decoder.best` says of logits [n, width]."""
-    return Best(row_argmax(logits).tolist(), finite_rows(logits).tolist())
 
 
 class Decoder(ABC):

@@ -34,7 +34,7 @@ class Scheduler:
     def __init__(self, decoder: Decoder, kv: KvCache, max_calls: int, max_batch_tokens: int = MAX_BATCH_TOKENS) -> None:
         self._decoder = decoder
         self._head = None if decoder.head_ids is None else Head.of(decoder.head_ids, decoder.config.vocab_size)
-        self._token_ids: list[int] | None = None if decoder.head_ids is None else decoder.head_ids.tolist()
+        self._token_ids: list[int] | None = None if self._head is None else self._head.ids.tolist()
         self._kv = kv
         self._max_calls = max_calls
         self._max_batch_tokens = max_batch_tokens

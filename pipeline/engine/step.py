@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.sampling.params import GREEDY, SamplingParams
+from pipeline.sampling.rules import RULE_AUTO
 
 FloatArray = npt.NDArray[np.float32]
-
-RULE_AUTO = "auto"
 
 
 @dataclass(frozen=True)

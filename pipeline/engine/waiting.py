@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from pipeline.engine.step import StepModel, StepRequest, StepResult
@@ -16,24 +15,12 @@ def call(step_model: StepModel, request: StepRequest, deadline_s: float, role: s
         StepTimeoutError: no answer in `deadline_s` seconds; the engine is asked to stop the call.
         StepError: the call failed.
     """
-    try:
-        return wait_for(step_model.submit(request), deadline_s, role)
-    except StepTimeoutError:
-        # A slow engine would go on computing what nobody waits for.
-        step_model.stop(request.request_id)
-        raise
-
-
-def wait_for(future: Future[StepResult], deadline_s: float, role: str) -> StepResult:
-    """The result of a call that was submitted, or an error at its deadline.
-
-    Raises:
-        StepTimeoutError: no answer in `deadline_s` seconds; the call goes on.
-        StepError: the call failed.
-    """
+    future = step_model.submit(request)
     try:
         return future.result(timeout=deadline_s)
     except FutureTimeoutError:
         if future.done():
             return future.result()
+        # A slow engine would go on computing what nobody waits for.
+        step_model.stop(request.request_id)
         raise StepTimeoutError(f"the {role} did not answer within {deadline_s:g} s; the call was abandoned") from None

@@ -16,7 +16,7 @@ from pipeline.orchestrator.run import Run
 from pipeline.orchestrator.statistics import StatisticsCollector
 from pipeline.sampling.params import OPTIONS, SamplingParams
 from pipeline.sampling.random import fresh_seed
-from pipeline.sampling.rules import RULE_AUTO, resolve_rule
+from pipeline.sampling.rules import RULE_AUTO, CoupledRule, resolve_rule
 from pipeline.text.tokenizer import Tokenizer
 from pipeline.text.words import bad_word_ids, bias_by_id
 
@@ -155,7 +155,7 @@ class Intake:
         capable, k = self._target.capabilities, request.num_draft_tokens
         if not capable.deterministic:
             return False
-        if request.sampling.greedy or rule == "coupled" or k == 0:
+        if request.sampling.greedy or rule == CoupledRule.name or k == 0:
             return True
         return k is not None and self._deterministic_drafts and not capable.drops_drafts
 

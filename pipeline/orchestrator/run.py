@@ -11,6 +11,7 @@ from pipeline.orchestrator.controllers.base import KController
 from pipeline.orchestrator.request import EACH_TOKEN, Chunk, GenerationRequest
 from pipeline.orchestrator.statistics import RoundRecord, StatisticsCollector
 from pipeline.sampling.params import SamplingParams
+from pipeline.sampling.rules import CoupledRule
 
 NOTHING = Committed((), 0, ())
 
@@ -55,7 +56,7 @@ class Run:
 
     def lost_draft(self) -> None:
         """A round goes without the draft it would have had: when, no seed can tell."""
-        if not self.sampling.greedy and self.rule != "coupled":
+        if not self.sampling.greedy and self.rule != CoupledRule.name:
             self.statistics.reproducible = False
 
     def chunks(self, committed: Committed, record: RoundRecord) -> Iterator[Chunk]:

@@ -12,6 +12,7 @@ from pipeline.engine.waiting import call
 from pipeline.errors import StepError
 from pipeline.sampling.params import SamplingParams
 from pipeline.sampling.random import call_seed
+from pipeline.sampling.rules import CoupledRule
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class StepVerifier:
         self, context: TargetContext, history: tuple[int, ...], new: int, index: int, draft: Draft | None
     ) -> StepResult:
         # Under coupled, noise belongs to a position of the text, whichever call computes it.
-        coupled = context.rule == "coupled"
+        coupled = context.rule == CoupledRule.name
         request = StepRequest(
             request_id=f"{context.request_id}/target/{index}",
             input_ids=history,

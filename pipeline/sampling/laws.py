@@ -148,18 +148,6 @@ def laws_from_log(draft_logits: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.softmax(draft_logits, dim=-1, dtype=dtype, out=out)
 
 
-def finite_rows(logits: Tensor) -> Tensor:
-    """Where a law can be made at all.
-
-    Args:
-        logits: [..., vocab].
-
-    Returns:
-        [...] bool: False where there is a NaN or a +inf, or nothing but -inf.
-    """
-    return torch.isfinite(logits.amax(-1))
-
-
 def _truncate(law: Tensor, params: Sequence[SamplingParams]) -> None:
     """Top-k, top-p, min-p and renormalise, in place, in the rows of law [rows, positions, vocab] that ask for it."""
     _, positions, vocab = law.shape

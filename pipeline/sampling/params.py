@@ -8,22 +8,19 @@ from dataclasses import dataclass
 from pipeline.errors import InvalidRequestError
 
 MAX_TEMPERATURE = 100.0
+TEMPERATURE_EPSILON = 1e-6
+"""TensorRT-LLM divides logits by T + 1e-6: what is scaled to meet it is scaled by that."""
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 MAX_PENALTY = 100.0
 MAX_BIAS = 1e9
 """Far beyond any logit: a bias of this size forbids or forces its token, and float32 still holds the sum."""
 
-OPTIONS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "bad_words",
-)
+TRUNCATIONS = ("temperature", "top_k", "top_p", "min_p")
+"""Options that act on the law, and mean nothing to a greedy choice."""
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+WORDS = ("logit_bias", "bad_words")
+"""Options that name tokens."""
+OPTIONS = (*TRUNCATIONS, *PENALTIES, *WORDS)
 """Names of all options: what an engine's capabilities list."""
 
 

@@ -83,7 +83,7 @@ def verify(logits: Tensor, calls: Sequence[VerifyCall], overwrite: bool = False)
 
     Returns:
         One Decision per row. A row without a possible token at a position it came to gets IMPOSSIBLE. Logits
-        that are not finite at positions it did not come to are not seen: ask `finite_rows` first.
+        that are not finite at positions it did not come to are not seen: their caller looks for those.
 
     Raises:
         ValueError: the number of calls, or P, does not fit.

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.errors import InvalidRequestError
 from pipeline.orchestrator.request import DEFAULT_MAX_TOKENS, EACH_ROUND, Chunk, GenerationRequest
-from pipeline.sampling.params import SamplingParams
+from pipeline.sampling.params import PENALTIES, TRUNCATIONS, SamplingParams
 from pipeline.serving.contract import (
     CHAT_PARAMETER,
     RULE_PARAMETER,
@@ -25,15 +25,7 @@ from pipeline.serving.contract import (
 from pipeline.serving.refusals import refuse_unsupported
 
 # Inputs that hold a number each, by the field of SamplingParams they fill.
-SAMPLING_INPUTS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
+SAMPLING_INPUTS = (*TRUNCATIONS, *PENALTIES)
 _SAMPLING_TYPES = {"top_k": int}
 _FLAGS = ("stream", "exclude_input_in_output", "return_log_probs", "return_perf_metrics")
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.engine.step import RULE_AUTO, FloatArray, StepRequest
+from pipeline.engine.step import FloatArray, StepRequest
 from pipeline.errors import InvalidRequestError
+from pipeline.sampling.rules import RULE_AUTO
 from pipeline.serving.contract import ARRIVAL_PARAMETER, PERF_OUTPUTS, RULE_PARAMETER, STEP_STATS, Array, Tensors
 from pipeline.serving.sampling_tensors import decode_sampling, encode_sampling, scalar_of
 

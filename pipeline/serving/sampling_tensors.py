@@ -11,10 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from pipeline.errors import InvalidRequestError
-from pipeline.sampling.params import SamplingParams
+from pipeline.sampling.params import TEMPERATURE_EPSILON, SamplingParams
 from pipeline.serving.contract import Array, Tensors
 
-TEMPERATURE_EPSILON = 1e-6  # TensorRT-LLM divides logits by T + 1e-6
 _NAMES = {
     "top_k": "runtime_top_k",
     "top_p": "runtime_top_p",

@@ -18,7 +18,8 @@ import pipeline.spec
 from pipeline.client.cli import app
 from pipeline.distillation.acceptance import by_temperature, measure
 from pipeline.distillation.corpus import POSITIONS, Corpus, CorpusWriter, read_shard
-from pipeline.distillation.distill import DistillOptions, distill
+from pipeline.distillation.distill import distill
+from pipeline.distillation.options import DistillOptions
 from pipeline.distillation.prompts import PromptMaker
 from pipeline.distillation.student import Student, draft_config, layers_of_draft, layers_of_target, rank_tokens
 from pipeline.distillation.training import Trainer, TrainingOptions

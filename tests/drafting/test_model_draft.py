@@ -12,13 +12,13 @@ import pytest
 
 from pipeline.drafting.base import Draft, DraftContext, Drafter, DraftSession, Offer
 from pipeline.drafting.hybrid import HybridDrafter
-from pipeline.drafting.model import HISTORY_OPTIONS, RANDOM_OPTIONS, ModelDrafter
+from pipeline.drafting.model import ModelDrafter
 from pipeline.drafting.ngram import NgramDrafter
 from pipeline.drafting.none import NoDrafter
 from pipeline.engine.manifest import Capabilities, CostTable, Limits, Manifest
 from pipeline.engine.step import FloatArray, StepModel, StepRequest, StepResult
 from pipeline.errors import StepError, StepTimeoutError
-from pipeline.sampling.params import GREEDY, SamplingParams
+from pipeline.sampling.params import GREEDY, OPTIONS, PENALTIES, WORDS, SamplingParams
 from pipeline.sampling.random import call_seed
 
 VOCAB = 5
@@ -105,7 +105,6 @@ def test_what_is_sent() -> None:
     assert call.return_logits and call.request_id == "r/draft/3"
 
 
-ALL_OPTIONS = (*RANDOM_OPTIONS, *HISTORY_OPTIONS)
 EVERYTHING = SamplingParams(
     temperature=0.5,
     top_k=20,
@@ -117,7 +116,7 @@ EVERYTHING = SamplingParams(
     logit_bias=((1, 2.0),),
     bad_words=((2, 3),),
 )
-PENALTIES = replace(EVERYTHING, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+PENALISED = replace(EVERYTHING, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +125,8 @@ PENALTIES = replace(EVERYTHING, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
         (("temperature",), SamplingParams(0.5)),
         (("temperature", "top_k"), SamplingParams(0.5, 20)),
         (("temperature", "top_k", "top_p"), WARM),
-        (("temperature", *HISTORY_OPTIONS), replace(EVERYTHING, top_k=0, top_p=1.0, min_p=0.0)),
-        (ALL_OPTIONS, EVERYTHING),
+        (("temperature", *PENALTIES, *WORDS), replace(EVERYTHING, top_k=0, top_p=1.0, min_p=0.0)),
+        (OPTIONS, EVERYTHING),
         (("top_k", "top_p"), GREEDY),  # it cannot be told the temperature: a one-hot q is still exact
         ((), GREEDY),
     ],
@@ -143,7 +142,7 @@ def test_options_that_the_draft_knows(options: Sequence[str], expected: Sampling
 def test_raw_logits_tell_no_more_than_the_temperature() -> None:
     """Where laws are made of raw logits, an option that the engine applied to them would be missing in q."""
     model = Answers(StepResult((2, 0), generation_logits=LOGITS))
-    propose(start(model, EVERYTHING, options=ALL_OPTIONS, logits="raw"))
+    propose(start(model, EVERYTHING, options=OPTIONS, logits="raw"))
     assert model.calls[0].sampling == SamplingParams(0.5)
 
 
@@ -161,8 +160,8 @@ def test_greedy_needs_no_laws(sampling: SamplingParams) -> None:
 def test_greedy_drafts_by_deployment(rule: str, logits: Literal["raw", "log_law"]) -> None:
     """`draft.sampling: greedy` takes the best token under the request's penalties, under every rule."""
     model = Answers(StepResult((2, 0), generation_logits=LOGITS))
-    draft = propose(start(model, EVERYTHING, rule=rule, greedy=True, options=ALL_OPTIONS, logits=logits))
-    assert model.calls[0].sampling == PENALTIES and PENALTIES.greedy
+    draft = propose(start(model, EVERYTHING, rule=rule, greedy=True, options=OPTIONS, logits=logits))
+    assert model.calls[0].sampling == PENALISED and PENALISED.greedy
     assert draft.logits is None and not model.calls[0].return_logits
 
 
@@ -170,7 +169,7 @@ def test_rules_that_need_no_law() -> None:
     """match and coupled compare tokens: the draft samples as ever, and K laws stay where they are."""
     for rule, needs in (("block", True), ("token", True), ("match", False), ("coupled", False)):
         model = Answers(StepResult((2, 0), generation_logits=LOGITS))
-        draft = propose(start(model, EVERYTHING, rule=rule, options=ALL_OPTIONS, logits="log_law"))
+        draft = propose(start(model, EVERYTHING, rule=rule, options=OPTIONS, logits="log_law"))
         assert model.calls[0].sampling == EVERYTHING
         assert (draft.logits is not None) == model.calls[0].return_logits == needs
 
@@ -182,7 +181,7 @@ def test_coupled_drafts_share_the_noise() -> None:
         (("block",), [call_seed(77, 3, "draft"), call_seed(77, 4, "draft")], "auto"),
     ):
         model = Answers(StepResult((2, 0)))
-        session = start(model, rule="coupled", rules=rules, options=ALL_OPTIONS, logits="log_law")
+        session = start(model, rule="coupled", rules=rules, options=OPTIONS, logits="log_law")
         propose(session, round_index=3)
         propose(session, round_index=4)
         assert [call.seed for call in model.calls] == seeds

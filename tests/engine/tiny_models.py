@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipeline.engine.batch import PackedBatch, Row
 from pipeline.engine.compiled.decoder import CompiledDecoder
-from pipeline.engine.decoder import best_of
+from pipeline.engine.decoder import Best
 from pipeline.engine.embedded import EmbeddedStepModel
 from pipeline.engine.manifest import Limits
 from pipeline.engine.model_config import ModelConfig
@@ -22,6 +22,7 @@ from pipeline.engine.step import StepRequest, StepResult
 from pipeline.engine.weights import CheckpointReader, fused_tensors, load_weights, save_weights
 from pipeline.kv_cache.page_table import PageTable
 from pipeline.sampling.rules import PREFERENCE
+from pipeline.sampling.vocabulary import row_argmax
 
 VOCAB = 97
 BLOCK = 4
@@ -185,6 +186,11 @@ class Watched:
         """Nothing is running: every block is free or can be evicted."""
         self.model.kv.check_integrity()
         assert self.model.kv.available_blocks == self.model.kv.pool.num_blocks
+
+
+def best_of(logits: Tensor) -> Best:
+    """What `Decoder.best` says of logits [n, width]."""
+    return Best(row_argmax(logits).tolist(), torch.isfinite(logits.amax(-1)).tolist())
 
 
 def watch(decoder: CompiledDecoder, limits: Limits = LIMITS, takeover_loss: int = 0) -> Watched:

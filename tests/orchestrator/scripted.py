@@ -22,7 +22,8 @@ from pipeline.orchestrator.verifier import StepVerifier
 from pipeline.sampling.params import OPTIONS
 from pipeline.text.tokenizer import Tokenizer
 
-END = 256
+from .byte_tokenizer import END, ByteTokenizer
+
 WRONG = 1  # a token that no script holds
 INSTEAD = ord("!")  # what follows an impossible end
 LIMITS = Limits(max_seq_len=200, max_draft_len=8, max_requests=4, kv_blocks=64, tokens_per_block=8)
@@ -35,22 +36,6 @@ CAPABILITIES = Capabilities(
     drops_drafts=False,
     deterministic=True,
 )
-
-
-class ByteTokenizer:
-    """Token = byte, and an end token without text."""
-
-    byte_fallback = False
-    special_ids = frozenset({END})
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(token for token in ids if token < END).decode("utf-8", "replace")
-
-    def token(self, token_id: int) -> str | None:
-        return chr(token_id) if token_id <= END else None
 
 
 def make_manifest(**changes: Any) -> Manifest:

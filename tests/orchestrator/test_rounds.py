@@ -4,31 +4,23 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from pipeline.drafting.hybrid import HybridDrafter
-from pipeline.drafting.model import ModelDrafter
 from pipeline.drafting.ngram import NgramDrafter
 from pipeline.drafting.none import NoDrafter
-from pipeline.engine.step import StepRequest, StepResult
-from pipeline.errors import InvalidRequestError, StepError
-from pipeline.orchestrator.admission import Admission
+from pipeline.errors import StepError
 from pipeline.orchestrator.controllers.base import ControllerFactory, Observation
 from pipeline.orchestrator.controllers.fixed import FixedController, FixedFactory
 from pipeline.orchestrator.controllers.heuristic import HeuristicFactory
 from pipeline.orchestrator.draft_health import DraftHealth
 from pipeline.sampling.params import SamplingParams
-from pipeline.sampling.random import call_seed
 
 from .scripted import (
     CAPABILITIES,
     LIMITS,
-    ByteTokenizer,
     ScriptedDrafter,
-    ScriptedModel,
     ask,
-    make_manifest,
     make_rig,
     run,
 )
@@ -197,38 +189,6 @@ def test_plain_rounds_are_told_too() -> None:
     assert [(seen.key, seen.drafted, seen.computed) for seen in watching.seen] == [(None, 0, 1)] * 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_draft_tokens": 9}, "num_draft_tokens = 9: the target verifies at most 8 draft tokens"),
-        ({"max_tokens": 199}, r"max_tokens = 199: prompt \(2 tokens\) \+ max_tokens must not exceed .* = 200"),
-        ({"text_input": "x" * 200}, "text_input = '200 tokens': must be shorter than max_seq_len = 200"),
-        ({"acceptance_rule": "typical"}, "acceptance_rule = 'typical': this target offers auto, block, token, match"),
-    ],
-)
-def test_refusals(changes: dict[str, Any], message: str) -> None:
-    """Each names the field, the value and the limit, before any engine is touched."""
-    rig = make_rig(SCRIPT)
-    with pytest.raises(InvalidRequestError, match=message):
-        run(rig, ask(**changes))
-    assert not rig.target.calls
-
-
-def test_a_prompt_without_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text that the tokenizer drops cannot be continued."""
-    monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text, add_special_tokens=True: [])
-    with pytest.raises(InvalidRequestError, match="text_input = '> ': holds no token"):
-        run(make_rig(SCRIPT))
-
-
-def test_what_cannot_fit_the_pool_is_refused() -> None:
-    """A request that an empty pool could not hold never waits."""
-    rig = make_rig(SCRIPT)
-    rig.orchestrator.admission = Admission(3, 8, 4)
-    with pytest.raises(InvalidRequestError, match="the KV pool holds 24 tokens"):
-        run(rig)
-
-
 def test_a_rule_that_the_request_names() -> None:
     """The request's rule goes to the target; without one the deployment's, "auto" meaning the best offered."""
     for asked, sent in (("auto", "block"), ("token", "token"), ("match", "match")):
@@ -247,56 +207,6 @@ def test_a_target_that_drops_drafts(verifies: int) -> None:
     assert max(rig.verified) == 5
     if verifies == 0:
         assert outcome.statistics.num_draft_tokens == outcome.statistics.spec_rounds == 0
-
-
-def model_answer(vocab: int = 257) -> Any:
-    def answer(request: StepRequest) -> StepResult:
-        ids = tuple((request.input_ids[-1] + 1 + i) % 250 for i in range(request.max_new_tokens))
-        logits = np.zeros((len(ids), vocab), np.float32) if request.return_logits else None
-        return StepResult(ids, generation_logits=logits)
-
-    return answer
-
-
-def run_with_model(request: Any, draft: ScriptedModel) -> list[StepRequest]:
-    rig = make_rig(SCRIPT, k=3, drafter=ModelDrafter(draft, make_manifest(), 5.0))
-    run(rig, request)
-    return rig.target.calls
-
-
-def test_every_call_has_a_seed_and_an_id_of_its_own() -> None:
-    """One seed per (request, round, role): draft and target never share one; ids are unique over requests."""
-    draft = ScriptedModel(model_answer())
-    request = ask(seed=11, sampling=SAMPLED)
-    target_calls = run_with_model(request, draft)
-    calls = [*target_calls, *draft.calls]
-    assert len({call.seed for call in calls}) == len(calls)
-    assert [call.seed for call in target_calls] == [call_seed(11, i, "target") for i in range(len(target_calls))]
-    rounds = [i for i, call in enumerate(target_calls) if call.draft_ids]
-    assert [call.seed for call in draft.calls] == [call_seed(11, i, "draft") for i in rounds]
-    again = [*run_with_model(request, draft)]
-    assert [call.seed for call in again] == [call.seed for call in target_calls]
-    ids = [call.request_id for call in [*target_calls, *again, *draft.calls]]
-    assert len(set(ids)) == len(ids)
-
-
-def test_what_calls_carry() -> None:
-    """The target gets end_id, options and arrival; the draft no end_id, and the same prefix as the target."""
-    draft = ScriptedModel(model_answer())
-    target_calls = run_with_model(ask(seed=1, sampling=SAMPLED), draft)
-    assert {call.end_id for call in target_calls} == {256}
-    assert {call.end_id for call in draft.calls} == {None}
-    assert {call.sampling for call in target_calls} == {SAMPLED}
-    assert len({call.arrival for call in [*target_calls, *draft.calls]}) == 1
-    speculative = [call for call in target_calls if call.draft_ids]
-    assert [call.input_ids for call in draft.calls] == [call.input_ids for call in speculative]
-    assert all(call.draft_logits is not None and len(call.draft_logits) == len(call.draft_ids) for call in speculative)
-
-
-def test_no_seed_is_a_fresh_one() -> None:
-    """Two requests without a seed differ, and each says which seed it had."""
-    seeds = {run(make_rig(SCRIPT), ask(sampling=SAMPLED)).statistics.seed for _ in range(3)}
-    assert len(seeds) == 3
 
 
 def test_what_is_reproducible() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.sampling import laws as module
-from pipeline.sampling.laws import finite_rows, laws, laws_from_log, log_laws
+from pipeline.sampling.laws import laws, laws_from_log, log_laws
 from pipeline.sampling.params import GREEDY, SamplingParams
 
 EDGE = 1e-5
@@ -175,13 +175,3 @@ def test_log_laws_cross_as_a_plain_softmax() -> None:
     laws_from_log(sent, out=sent)
     assert torch.equal(sent, expected)
     assert laws_from_log(torch.tensor([0.0, module.ZERO_BELOW])).tolist() == [1.0, 0.0]
-
-
-def test_finite_rows() -> None:
-    logits = torch.zeros(5, 2, 300)
-    logits[1, 0, 299] = torch.nan
-    logits[2, 1, 7] = torch.inf
-    logits[3, 0, 7] = -torch.inf
-    logits[4, 1] = -torch.inf
-    expected = [[True, True], [False, True], [True, False], [True, True], [True, False]]
-    assert finite_rows(logits).tolist() == expected

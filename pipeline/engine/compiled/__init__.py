@@ -5,14 +5,14 @@ they are kept is named after all of them.
 """
 
 import hashlib
-import os
 from pathlib import Path
 
 import numba
 
-_HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+from pipeline.spec import ROOT
+
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 _DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:16]
 
 if not numba.config.CACHE_DIR:  # NUMBA_CACHE_DIR
-    numba.config.CACHE_DIR = str(_HOME / "specdec" / _DIGEST)
+    numba.config.CACHE_DIR = str(ROOT / ".cache" / "kernels" / _DIGEST)

@@ -63,3 +63,4 @@ class Team:
 def _serve(work: queue.SimpleQueue[tuple[Any, ...] | None]) -> None:
     while (call := work.get()) is not None:
         run_pass(*call)
+        del call  # it holds the weights, and the next one may never come
