@@ -141,7 +141,7 @@ class SpecDecodeClient:
         return float(law[-1] - law[-2])
 
     def _call_target(self, request: StepRequest) -> Any:
-        call = encode_request(request, step_stats=False)
+        call = encode_request(request)
         inputs = [_input(STEP.input(name), array) for name, array in call.tensors.items()]
         try:
             return self._client.infer(TARGET_MODEL, inputs, client_timeout=self._timeout_s)
