@@ -184,9 +184,7 @@ def test_nvidias_engines_are_sent_nothing_of_ours() -> None:
     """Unknown outputs are an error there, parameters mean nothing, and it throws without the first two outputs."""
     sent = encode_request(StepRequest("r", (1,), 1, rule="token", arrival=3), NVIDIA)
     assert not sent.parameters and STEP_STATS not in sent.outputs
-    assert {"output_ids", "sequence_length", "total_draft_tokens"} <= set(
-        sent.outputs
-    )
+    assert {"output_ids", "sequence_length", "total_draft_tokens"} <= set(sent.outputs)
 
 
 def minimal(**changes: Any) -> Tensors:
