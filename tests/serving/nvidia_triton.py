@@ -66,6 +66,7 @@ OUTPUTS = {
     "num_input_tokens": ("INT32", (1,)),
     "num_output_tokens": ("INT32", (1,)),
 }
+HANGING_LENGTH = 41  # of an input that is never answered, unless the call is stopped
 # The first input token asks for a failure.
 FAULTS = {
     31: "Encountered an error in forwardAsync function: [TensorRT-LLM][ERROR] Assertion failed: Can't allocate new "
@@ -73,7 +74,6 @@ FAULTS = {
     32: "Logits type is not supported",
     33: "cannot create std::vector larger than max_size()\n1  0x7f26b1247c5e libtensorrt_llm.so(+0x847c5e)",
 }
-HANG = 30
 
 
 def inputs() -> dict[str, tuple[str, tuple[int, ...], bool]]:
@@ -147,7 +147,7 @@ def answer(
         tensors: that arrived.
         outputs: that were asked for.
         dice: by seed.
-        wait: called where the first token asks to hang, until the request is stopped.
+        wait: called where the length asks to hang, until the request is stopped.
 
     Raises:
         EngineError: as INTERNAL.
@@ -163,7 +163,7 @@ def answer(
     ids = tuple(tensors["input_ids"].reshape(-1).tolist())
     if ids[0] in FAULTS:
         raise EngineError(f"Executor failed process requestId 17 due to the following error: {FAULTS[ids[0]]}")
-    if ids[0] == HANG:
+    if len(ids) == HANGING_LENGTH:
         wait()
     call = Call(
         input_ids=ids,

@@ -73,24 +73,33 @@ def one_round(setting: Setting, sampling: SamplingParams, min_tokens: int = 0) -
     return law
 
 
-def continued(law: Law, engine: Engine, sampling: SamplingParams, min_tokens: int, length: int) -> Law:
-    """A law whose texts go on under the target's law up to `length` tokens or the end."""
+def continued(
+    law: Law,
+    engine: Engine,
+    sampling: SamplingParams,
+    min_tokens: int,
+    length: int,
+    generated: tuple[int, ...] = GENERATED,
+) -> Law:
+    """A law of what follows PROMPT + generated, whose texts go on under the target's law up to `length` or the end."""
     whole: Law = {}
     for tokens, mass in law.items():
         if len(tokens) >= length or tokens[-1:] == (END,):
             whole[tokens[:length]] = whole.get(tokens[:length], 0.0) + mass
             continue
         longer = {
-            (*tokens, token): mass * p for token, p in next_law(engine, sampling, min_tokens, tokens).items() if p > 0
+            (*tokens, token): mass * p
+            for token, p in next_law(engine, sampling, min_tokens, (*generated, *tokens)).items()
+            if p > 0
         }
-        for key, value in continued(longer, engine, sampling, min_tokens, length).items():
+        for key, value in continued(longer, engine, sampling, min_tokens, length, generated).items():
             whole[key] = whole.get(key, 0.0) + value
     return whole
 
 
-def next_law(engine: Engine, sampling: SamplingParams, min_tokens: int, new: Sequence[int]) -> dict[int, float]:
+def next_law(engine: Engine, sampling: SamplingParams, min_tokens: int, generated: Sequence[int]) -> dict[int, float]:
     """The target's law as the options define it: penalties, bias, bad words, min_tokens, temperature, top-k, top-p."""
-    history = [*PROMPT, *GENERATED, *new]
+    history = [*PROMPT, *generated]
     x = [float(value) for value in engine.raw_logits(history)[: engine.vocab]]
     for token in set(history):
         x[token] = x[token] / sampling.repetition_penalty if x[token] > 0 else x[token] * sampling.repetition_penalty
@@ -100,7 +109,7 @@ def next_law(engine: Engine, sampling: SamplingParams, min_tokens: int, new: Seq
     for *before, last in sampling.bad_words:
         if history[len(history) - len(before) :] == before:
             x[last] = -math.inf
-    if len(GENERATED) + len(new) < min_tokens:
+    if len(generated) < min_tokens:
         x[END] = -math.inf
     order = sorted(range(len(x)), key=lambda token: -x[token])
     if sampling.greedy:
