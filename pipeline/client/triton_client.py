@@ -130,10 +130,16 @@ class SpecDecodeClient:
         return tuple(int(token) for token in result.as_numpy("output_ids").reshape(-1))
 
     def next_log_law(self, input_ids: tuple[int, ...], sampling: SamplingParams) -> FloatArray:
-        """[vocab] the target's log law of the next token."""
+        """[vocab] the target's scores of the next token: its log law, or its raw logits.
+
+        Raises:
+            StepError: the target gives none.
+        """
         result = self._call_target(StepRequest("", input_ids, 1, sampling=sampling, return_logits=True))
-        law: FloatArray = result.as_numpy("generation_logits").reshape(-1)
-        return law
+        scores: FloatArray | None = result.as_numpy("generation_logits")
+        if scores is None:
+            raise StepError("the target gives no generation_logits")
+        return scores.reshape(-1)
 
     def top_margin(self, input_ids: tuple[int, ...]) -> float:
         """How much likelier the target's best next token is than its second best, in log-probability."""

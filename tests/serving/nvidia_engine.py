@@ -116,7 +116,7 @@ class Engine:
 
     @staticmethod
     def _random(seed: int, context: Sequence[int]) -> np.ndarray:
-        return np.random.Generator(np.random.PCG64([seed, *context])).normal(0.0, 1.3, 16)
+        return np.random.Generator(np.random.PCG64([seed, *context])).normal(0.0, 1.3, 32)
 
     def run(self, call: Call, dice: Dice) -> Answer:
         """Decode a request to its end.
