@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.engine.step import FloatArray, StepRequest
 from pipeline.errors import InvalidRequestError
+from pipeline.sampling.processors import check_tokens
 from pipeline.sampling.rules import RULE_AUTO
 from pipeline.serving.contract import ARRIVAL_PARAMETER, PERF_OUTPUTS, RULE_PARAMETER, STEP_STATS, Array, Tensors
 from pipeline.serving.dialect import OWN, Dialect
@@ -66,6 +67,8 @@ def encode_request(request: StepRequest, dialect: Dialect = OWN) -> EncodedCall:
             apply an option.
     """
     _check(request)
+    if not dialect.own_tensors and dialect.vocab_size is not None:
+        check_tokens(request.sampling, request.end_id, dialect.vocab_size)
     tensors: Tensors = {
         "input_ids": row(request.input_ids),
         "input_lengths": row([len(request.input_ids)]),
@@ -82,7 +85,8 @@ def encode_request(request: StepRequest, dialect: Dialect = OWN) -> EncodedCall:
             tensors["draft_logits"] = np.ascontiguousarray(request.draft_logits, np.float32)[None]
     if request.end_id is not None:
         tensors["end_id"] = row([request.end_id])
-    if request.min_tokens:
+    # NVIDIA's engines write at the end token's place, also where there is none.
+    if request.min_tokens and (dialect.own_tensors or request.end_id is not None):
         tensors["min_tokens"] = row([request.min_tokens])
     outputs: tuple[str, ...] = ("output_ids",)
     if request.return_logits:

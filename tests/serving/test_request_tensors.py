@@ -187,6 +187,20 @@ def test_nvidias_engines_are_sent_nothing_of_ours() -> None:
     assert {"output_ids", "sequence_length", "total_draft_tokens"} <= set(sent.outputs)
 
 
+def test_nvidias_engines_are_sent_no_place_outside_their_logits() -> None:
+    """They write where they are told: min_tokens at the end token, bad words and bias at theirs."""
+    quiet = encode_request(StepRequest("r", (1,), 1, min_tokens=3), NVIDIA)
+    assert "min_tokens" not in quiet.tensors
+    assert encode_request(StepRequest("r", (1,), 1, end_id=2, min_tokens=3), NVIDIA).tensors["min_tokens"].item() == 3
+    for name, request in (
+        ("end_id", StepRequest("r", (1,), 1, end_id=5000)),
+        ("bad_words", StepRequest("r", (1,), 1, sampling=SamplingParams(bad_words=((1, 5000),)))),
+        ("logit_bias", StepRequest("r", (1,), 1, sampling=SamplingParams(logit_bias=((5000, 1.0),)))),
+    ):
+        with pytest.raises(InvalidRequestError, match=rf"{name} = 5000: must be a token id in \[0, 5000\)"):
+            encode_request(request, NVIDIA)
+
+
 def minimal(**changes: Any) -> Tensors:
     tensors: dict[str, Any] = {"input_ids": [[4, 5]], "input_lengths": [2], "request_output_len": [3], **changes}
     return {
