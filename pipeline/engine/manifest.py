@@ -78,8 +78,9 @@ class Manifest(_Frozen):
     model: str  # what the spec named
     source_sha256: str  # of the weights and configuration it was made from
     dtype: Literal["float16", "float32"]
-    vocab_size: int  # tokens the tokenizer knows; where logits are raw: columns that are no padding
+    vocab_size: int  # tokens the tokenizer knows
     padded_vocab_size: int  # width of the logits
+    engine_vocab_size: int | None = None  # columns that the engine can draw, the rest is padding; None: all
     end_id: int | None
     files: dict[str, str]  # file name -> sha256
     limits: Limits

@@ -20,7 +20,7 @@ class Dialect:
         one_hot_logits: without draft_logits it draws again after a mismatch, so that a drawn choice always needs them.
         drops_drafts: it may verify fewer drafts than it was sent, and says how many.
         raw_logits: `generation_logits` are the model's own, padding columns included.
-        vocab_size: columns of its logits that are tokens, or None: all.
+        vocab_size: columns of its logits that it can draw, or None: all.
         width: of its logits, [.., width], or None: any.
         max_seq_len: beyond it, it answers with fewer tokens than were asked for; None: it does not.
     """
@@ -40,6 +40,7 @@ class Dialect:
     def of(cls, manifest: Manifest) -> Dialect:
         """The dialect of an engine."""
         able = manifest.capabilities
+        drawn = manifest.engine_vocab_size or manifest.padded_vocab_size
         return cls(
             own_tensors=able.own_tensors,
             options=able.options if manifest.role == "target" else able.draft_options,
@@ -48,7 +49,7 @@ class Dialect:
             one_hot_logits=able.one_hot_logits,
             drops_drafts=able.drops_drafts,
             raw_logits=able.generation_logits == "raw",
-            vocab_size=None if able.own_tensors else manifest.vocab_size,
+            vocab_size=None if able.own_tensors else drawn,
             width=None if able.own_tensors else manifest.padded_vocab_size,
             max_seq_len=None if able.own_tensors else manifest.limits.max_seq_len,
         )

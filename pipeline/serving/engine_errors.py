@@ -21,7 +21,7 @@ _HINTS = (
     ),
     (
         re.compile(r"embedding.?bias", re.IGNORECASE),
-        "embedding_bias has the width in manifest.json (vocab_size), not the engine's: build the engines again",
+        "embedding_bias has the width in manifest.json (engine_vocab_size), not the engine's: build the engines again",
     ),
     (
         re.compile(r"logits type is not supported", re.IGNORECASE),

@@ -62,6 +62,7 @@ def manifest(role: str, engine: Engine) -> Manifest:
             "dtype": "float16",
             "vocab_size": engine.vocab,
             "padded_vocab_size": engine.padded,
+            "engine_vocab_size": engine.vocab,
             "end_id": END,
             "files": {},
             "limits": Limits(

@@ -68,6 +68,8 @@ def test_the_dialect_comes_from_the_manifest() -> None:
         max_seq_len=60,
     )
     assert Dialect.of(manifest("draft", DRAFT)).options == ("temperature",)
+    unpadded = manifest("target", TARGET).model_copy(update={"engine_vocab_size": None})
+    assert Dialect.of(unpadded).vocab_size == 8
     own = TENSORRT_LLM_CAPABILITIES.model_copy(
         update={
             "own_tensors": True,

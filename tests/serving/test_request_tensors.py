@@ -193,7 +193,6 @@ def test_nvidias_engines_are_sent_no_place_outside_their_logits() -> None:
     assert "min_tokens" not in quiet.tensors
     assert encode_request(StepRequest("r", (1,), 1, end_id=2, min_tokens=3), NVIDIA).tensors["min_tokens"].item() == 3
     for name, request in (
-        ("end_id", StepRequest("r", (1,), 1, end_id=5000)),
         ("bad_words", StepRequest("r", (1,), 1, sampling=SamplingParams(bad_words=((1, 5000),)))),
         ("logit_bias", StepRequest("r", (1,), 1, sampling=SamplingParams(logit_bias=((5000, 1.0),)))),
     ):
