@@ -76,6 +76,7 @@ def render_repository(spec: DeploymentSpec, destination: Path, options: Reposito
             parameters = {
                 "engines_dir": str(engines),
                 "orchestrator_factory": options.orchestrator_factory,
+                "step_stats": "true",
             }
         else:
             contract = STEP
