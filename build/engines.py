@@ -51,7 +51,7 @@ def build(spec: DeploymentSpec, console: Console) -> None:
     Raises:
         SpecDecodeError: what is wrong, in one line.
     """
-    spec.require_available_engine()
+    spec.require_embedded()
     import embedded
 
     started = time.perf_counter()

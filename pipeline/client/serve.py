@@ -13,7 +13,7 @@ from types import FrameType
 import psutil
 from rich.console import Console
 
-from pipeline.engine.fit import ROLES, read_engine_manifest
+from pipeline.engine.fit import read_engine_manifest
 from pipeline.errors import ServerError
 from pipeline.serving.repository import render_repository
 from pipeline.serving.server import ServerOptions, StartProgress, TritonServer
@@ -37,8 +37,8 @@ def running_server(spec: DeploymentSpec, console: Console, ports: PortsSpec | No
         EngineError: an engine is missing.
         ServerError: the server cannot start.
     """
-    spec.require_available_engine()
-    for role in ROLES if spec.draft.uses_model else ROLES[:1]:
+    spec.require_embedded()
+    for role in spec.model_roles:
         read_engine_manifest(spec, role)
     repository = render_repository(spec, repository_dir(spec))
     options = ServerOptions(

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pipeline.engine.manifest import Manifest
 from pipeline.errors import EngineError
-from pipeline.spec import DeploymentSpec
-
-Role = Literal["target", "draft"]
-ROLES: tuple[Role, ...] = ("target", "draft")
+from pipeline.spec import DeploymentSpec, Role
 
 
 def read_engine_manifest(spec: DeploymentSpec, role: Role) -> Manifest:
@@ -19,7 +14,7 @@ def read_engine_manifest(spec: DeploymentSpec, role: Role) -> Manifest:
         EngineError: there is none, or the spec has changed since the engine was built; names what differs.
     """
     manifest = Manifest.read(spec.engine_dir(role))
-    part = spec.target if role == "target" else spec.draft
+    part = spec.step_model(role)
     wanted: dict[str, tuple[object, object]] = {
         f"{role}.model": (manifest.model, part.model),
         "engine": (manifest.engine, spec.engine),

@@ -64,7 +64,7 @@ def render_repository(spec: DeploymentSpec, destination: Path, options: Reposito
         ServerError: a template is missing, or what was rendered is not a Triton model configuration.
     """
     options = options or RepositoryOptions()
-    spec.require_available_engine()
+    spec.require_embedded()
     destination = destination.resolve()
     engines = (options.engines_dir or spec.engines_dir).resolve()
     threads = {TARGET_MODEL: spec.target.threads, DRAFT_MODEL: spec.draft.threads}
