@@ -143,3 +143,17 @@ def cuda_graphs(spec: DeploymentSpec, role: Literal["target", "draft"]) -> CudaG
     # The state of a batch is its number of sequences, for the most part.
     size = graphs.cache_size if graphs.cache_size is not None else spec.limits.max_requests
     return CudaGraphsSpec(enabled=graphs.enabled, cache_size=size)
+
+
+def kv_blocks(spec: DeploymentSpec, role: Literal["target", "draft"]) -> int:
+    """Blocks of the KV pool that admission counts with.
+
+    The pool's true size follows from the GPU's free memory when the model loads. Without `kv_tokens` admission must
+    not be what limits: every slot then holds a request of the greatest length, and the engine's scheduler queues.
+    """
+    per_block, limits = spec.tokens_per_block, spec.limits
+    bound = spec.step_model(role).kv_tokens
+    if bound is not None:
+        return bound // per_block
+    longest = limits.max_seq_len + limits.max_draft_len + 1
+    return limits.max_requests * -(-longest // per_block)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.engine.manifest import Manifest
 from pipeline.errors import EngineError
 from pipeline.spec import DeploymentSpec, Role
+from pipeline.tensorrt_spec import kv_blocks
 
 
 def read_engine_manifest(spec: DeploymentSpec, role: Role) -> Manifest:
@@ -20,7 +21,10 @@ def read_engine_manifest(spec: DeploymentSpec, role: Role) -> Manifest:
         "engine": (manifest.engine, spec.engine),
         "dtype": (manifest.dtype, spec.dtype),
         "tokens_per_block": (manifest.limits.tokens_per_block, spec.tokens_per_block),
-        f"{role}.kv_blocks": (manifest.limits.kv_blocks, part.kv_blocks),
+        f"{role}.kv_blocks": (
+            manifest.limits.kv_blocks,
+            part.kv_blocks if spec.engine == "embedded" else kv_blocks(spec, role),
+        ),
         "limits.max_requests": (manifest.limits.max_requests, spec.limits.max_requests),
     }
     if role == "target":
