@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export PROMPT
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: demo test lint format engines repo serve request load bench stop clean venv
+.PHONY: demo test lint format engines repo serve request load bench plan doctor stop clean venv
 
 demo: engines
 	@$(BIN)/specdec demo --spec $(SPEC)
@@ -41,6 +41,12 @@ load: venv
 
 bench: engines
 	@$(BIN)/specdec bench --spec $(SPEC) --json runs/bench.json
+
+plan: venv
+	@$(BIN)/specdec plan $(SPEC)
+
+doctor: venv
+	@$(BIN)/specdec doctor $(SPEC)
 
 stop: venv
 	@$(BIN)/specdec stop --spec $(SPEC)

@@ -43,3 +43,20 @@ def plan(
         return run_plan(loaded, options, console)
 
     exit_with(work)
+
+
+@app.command()
+def doctor(
+    spec: SpecArgument = DEFAULT_SPEC,
+    as_json: JsonOption = False,
+    gpu: Annotated[str | None, typer.Option(help="judge memory for this kind of GPU instead of those here")] = None,
+) -> None:
+    """Look for what would go wrong: models, tokenizers, lengths, engines, memory, GPUs, ports. Starts nothing."""
+
+    def work() -> int:
+        loaded = DeploymentSpec.load(spec)
+        from pipeline.client.doctor import run_doctor
+
+        return run_doctor(loaded, gpu, as_json, console)
+
+    exit_with(work)
