@@ -86,9 +86,7 @@ def speculate(costs: StepCosts, sequences: int, acceptance: float) -> Speculatio
 
     def outcome(k: int) -> Outcome:
         committed, seconds = expected_committed(k, acceptance), costs.round_s(k)
-        return Outcome(
-            k, committed, seconds, sequences * committed / seconds, committed * costs.plain_s / seconds
-        )
+        return Outcome(k, committed, seconds, sequences * committed / seconds, committed * costs.plain_s / seconds)
 
     ratio = costs.plain_s / costs.draft_s if costs.draft_s else 0.0
     outcomes = tuple(outcome(k) for k in range(len(costs.verify_s)))
