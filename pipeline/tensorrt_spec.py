@@ -118,7 +118,8 @@ def _check_tensorrt(spec: DeploymentSpec) -> None:
                 f"tensorrt_llm.kv_cache_dtype = 'fp8' needs {role}.weights: fp8 (it is {section.weights!r}): "
                 "the scales come from the same calibration"
             )
-    if spec.shares_gpu:
+    # Pools that are both bounded in tokens need no fraction to leave each other room.
+    if spec.shares_gpu and any(spec.step_model(role).kv_tokens is None for role in spec.model_roles):
         fractions = {role: kv_fraction(spec, role) for role in spec.model_roles}
         if sum(fractions.values()) > MOST_TOGETHER:
             shown = " + ".join(f"{role}.kv_fraction {value:g}" for role, value in fractions.items())

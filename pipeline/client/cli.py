@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from pipeline.client.cli_measure import app as measuring
+from pipeline.client.cli_planning import app as planning
 from pipeline.client.command import SpecOption, console, exit_with
 from pipeline.client.options import GenerationOptions, MaxTokensOption, takes_options
 from pipeline.spec import DEFAULT_SPEC, ROOT, DeploymentSpec, PortsSpec
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(measuring)
+app.add_typer(planning)
 
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one; absent: the spec's")]
 StatsOption = Annotated[bool, typer.Option("--stats/--no-stats", help="a line of statistics after the answer")]

@@ -72,8 +72,10 @@ def find_gpu(name: str) -> Gpu:
         if _plain(gpu.name) == wanted:
             return gpu
     by_plain = {_plain(gpu.name): gpu.name for gpu in GPUS}
-    near = difflib.get_close_matches(wanted, by_plain, n=1, cutoff=0.0)
-    raise InvalidRequestError("gpu", name, f"nearest: {by_plain[near[0]]}; known: {', '.join(NAMES)}")
+    near = [plain for plain in by_plain if wanted and plain.startswith(wanted)]
+    near = near or difflib.get_close_matches(wanted, by_plain, n=1, cutoff=0.0)
+    shown = ", ".join(by_plain[plain] for plain in near)
+    raise InvalidRequestError("gpu", name, f"nearest: {shown}; known: {', '.join(NAMES)}")
 
 
 def recognise(driver_name: str, memory: float) -> Gpu | None:

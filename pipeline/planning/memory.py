@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pipeline.planning.constants import DEFAULT, Constants
 from pipeline.planning.placement import Placement
 from pipeline.spec import Role
+from pipeline.tensorrt_spec import OWN_FRACTION
 
 LOGIT_BYTES = 4
 BYTES_16 = 2
@@ -23,7 +24,8 @@ class Sizes:
         fractions: share of the memory still free when a model loads that its KV pool takes, by role.
         pool_tokens: upper limit of a pool, by role; absent for none.
         graphs: CUDA graphs kept, by role.
-        draft_laws: whether drafts travel with their laws, K x vocabulary per request.
+        laws: rows of vocabulary size that a request keeps on the GPU, by role: K + 1 of logits at the target and K
+            of the draft's laws beside them; at a draft its own, until its call ends.
     """
 
     max_requests: int
@@ -33,7 +35,7 @@ class Sizes:
     fractions: Mapping[Role, float]
     pool_tokens: Mapping[Role, int]
     graphs: Mapping[Role, int]
-    draft_laws: bool
+    laws: Mapping[Role, int]
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,33 @@ class Memory:
         """The largest number of sequences of `context` tokens whose KV both pools hold, drafts included."""
         if not self.fits:
             return 0
-        blocks = math.ceil((context + self.max_draft_len + 1) / self.tokens_per_block)
-        return min(tokens // self.tokens_per_block // blocks for tokens in self.pool_tokens.values())
+        return min(
+            sequences_in(tokens, context, self.max_draft_len, self.tokens_per_block)
+            for tokens in self.pool_tokens.values()
+        )
+
+
+def sequences_in(pool_tokens: int, context: int, max_draft_len: int, tokens_per_block: int) -> int:
+    """Sequences of `context` tokens that a pool holds, each with K drafts and one more token, in whole blocks."""
+    blocks = math.ceil((context + max_draft_len + 1) / tokens_per_block)
+    return pool_tokens // tokens_per_block // blocks
+
+
+def balanced_tokens(
+    placements: Mapping[Role, Placement], capacity: float, sizes: Sizes, constants: Constants = DEFAULT
+) -> int:
+    """The largest number of tokens that the pools of all models can hold alike.
+
+    `kv_tokens` on both models with `kv_fraction` 0.9 makes such pools, in whatever order the models load. Fractions
+    alone cannot where models share a GPU: each must leave room for the other's.
+    """
+    fixed = {role: _without_pool(role, placement, sizes, constants).fixed for role, placement in placements.items()}
+    most = math.inf
+    for device in {device for placement in placements.values() for device in placement.devices}:
+        here = [role for role, placement in placements.items() if device in placement.devices]
+        free = capacity - sum(fixed[role] for role in here)
+        most = min(most, OWN_FRACTION * free / sum(placements[role].rank_token_bytes for role in here))
+    return max(0, int(most))
 
 
 def plan_memory(
@@ -136,13 +163,10 @@ def _without_pool(role: Role, placement: Placement, sizes: Sizes, constants: Con
     # Values alive at once in a layer: residual, normed input, QKV, gate and up.
     width = 2 * shape.hidden + ((shape.heads + 2 * shape.kv_heads) * shape.head_dim + 2 * shape.intermediate) / tp
     law = placement.padded_vocab * LOGIT_BYTES
-    laws = sizes.max_requests * (sizes.max_draft_len + 1 if role == "target" else 1)
-    if sizes.draft_laws:  # kept by the draft until its call ends, then beside the target's
-        laws += sizes.max_requests * sizes.max_draft_len
     return ModelMemory(
         weights=placement.rank_weight_bytes,
         activations=sizes.max_num_tokens * width * BYTES_16,
-        logits=laws * law,
+        logits=sizes.max_requests * sizes.laws[role] * law,
         runtime=constants.runtime_bytes + sizes.graphs.get(role, 0) * constants.graph_bytes,
         kv_pool=0.0,
     )

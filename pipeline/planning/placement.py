@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pipeline.errors import SpecError
 from pipeline.planning.model_shape import BYTES, ModelShape, Weights
 
 HEAD_BYTES = 2  # embedding and LM head stay in 16 bits under every quantisation that TensorRT-LLM 1.2 offers
@@ -26,15 +25,6 @@ class Placement:
     pipeline_parallel: int = 1
     devices: tuple[int, ...] = (0,)
     kv_bytes: int = 2
-
-    def require_divisible(self, role: str) -> None:
-        """Refuse a split that has no whole heads or layers.
-
-        Raises:
-            SpecError: naming the field, the value and what it must divide.
-        """
-        for reason in self.indivisible():
-            raise SpecError(f"{role}.{reason}")
 
     def indivisible(self) -> tuple[str, ...]:
         """Why this split cannot be built, each as `field = value: limit`; empty if it can."""
