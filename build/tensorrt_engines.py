@@ -18,18 +18,11 @@ from tensorrt_commands import (
 from tensorrt_elsewhere import write_elsewhere
 from tensorrt_install import PROGRAM, find_tensorrt
 from tensorrt_role import ENGINE_FOLDER, RoleBuild
-from tensorrt_weights import (
-    DEMO_PREFIX,
-    check_shape,
-    fetch_hub,
-    is_known,
-    local_folder,
-    shape_before_download,
-    shares_embedding,
-)
+from tensorrt_weights import check_shape, fetch_hub, shape_is_known, shares_embedding
 
 from pipeline.engine.tensorrt_config import TensorRTEngineConfig
 from pipeline.planning.model_shape import ModelShape
+from pipeline.planning.model_source import DEMO_PREFIX, ModelSource
 from pipeline.spec import ROOT, DeploymentSpec, Role
 from pipeline.text.compare import require_equal_tokenizers
 from pipeline.text.tokenizer import TOKENIZER_NAME
@@ -49,11 +42,11 @@ def print_commands(spec: DeploymentSpec, report: Report) -> None:
         if part.engine_dir is not None:
             report(f"# {role}: engine from {part.engine_dir}; nothing is built")
             continue
-        name = str(part.model)
-        shape = shape_before_download(name)
+        model = ModelSource.find(str(part.model))
+        shape = model.shape()
         check_shape(spec, role, shape)
-        source = _print_weights(spec, role, name, report)
-        paths = EnginePaths.of(spec, role, source, spec.engine_dir(role) / ENGINE_FOLDER)
+        weights = _print_weights(spec, role, model, report)
+        paths = EnginePaths.of(spec, role, weights, spec.engine_dir(role) / ENGINE_FOLDER)
         script = convert_script(spec, role, shape.architecture)
         report(f"# {role}: checkpoint")
         report(shown(convert_command("python3", script, convert_arguments(spec, role), paths)))
@@ -73,9 +66,9 @@ def build_engines(spec: DeploymentSpec, fetch_demo: Fetch, report: Report, progr
     """
     built = [role for role in spec.model_roles if spec.step_model(role).engine_dir is None]
     for role in spec.model_roles:
-        name = str(spec.step_model(role).model)
-        if role in built and is_known(name):
-            check_shape(spec, role, shape_before_download(name))
+        model = ModelSource.find(str(spec.step_model(role).model))
+        if role in built and shape_is_known(model):
+            check_shape(spec, role, model.shape())
         elif role not in built:
             folder = _engine_folder(spec, role)
             TensorRTEngineConfig.read(folder).require_fit(spec, role, folder)
@@ -101,22 +94,22 @@ def build_engines(spec: DeploymentSpec, fetch_demo: Fetch, report: Report, progr
         build.run()
 
 
-def _print_weights(spec: DeploymentSpec, role: Role, name: str, report: Report) -> Path:
-    folder = local_folder(name)
-    if folder is not None:
-        if role == "draft" and shares_embedding(folder):
-            source = spec.engines_dir / "sources" / role
-            report(f"# {role}: weights of {folder}, joined with its target's embedding in {source}")
-            return source
+def _print_weights(spec: DeploymentSpec, role: Role, model: ModelSource, report: Report) -> Path:
+    folder = model.folder
+    if folder is not None and model.kind == "folder" and role == "draft" and shares_embedding(folder):
+        joined = spec.engines_dir / "sources" / role
+        report(f"# {role}: weights of {folder}, joined with its target's embedding in {joined}")
+        return joined
+    if folder is not None and model.kind != "hub":  # the hub's cache may hold the configuration alone
         report(f"# {role}: weights in {folder}")
         return folder
-    source = spec.engines_dir / "weights" / role
-    if name.startswith(DEMO_PREFIX):
-        report(f"# {role}: the demo model\npython build/demo_model.py {source}")
+    folder = spec.engines_dir / "weights" / role
+    if model.kind == "demo":
+        report(f"# {role}: the demo model\npython build/demo_model.py {folder}")
     else:
         report(f"# {role}: weights (the build itself keeps them in the hub's cache)")
-        report(f"hf download {name} --local-dir {source}")
-    return source
+        report(f"hf download {model.name} --local-dir {folder}")
+    return folder
 
 
 def _engine_folder(spec: DeploymentSpec, role: Role) -> Path:
@@ -125,12 +118,11 @@ def _engine_folder(spec: DeploymentSpec, role: Role) -> Path:
 
 def _texts_or_weights(spec: DeploymentSpec, role: Role, weights: bool, fetch_demo: Fetch, report: Report) -> Path:
     """The model's folder; of an engine from elsewhere, the tokenizer's."""
-    name = str(spec.step_model(role).model)
     if not weights and (_engine_folder(spec, role) / TOKENIZER_NAME).is_file():
         return _engine_folder(spec, role)
-    if name.startswith(DEMO_PREFIX):
-        return fetch_demo(name.removeprefix(DEMO_PREFIX))
-    folder = local_folder(name)
-    if folder is not None:
-        return folder
-    return fetch_hub(name, weights, report)
+    model = ModelSource.find(str(spec.step_model(role).model))
+    if model.kind == "demo":
+        return fetch_demo(model.name.removeprefix(DEMO_PREFIX))
+    if model.kind == "folder" and model.folder is not None:
+        return model.folder
+    return fetch_hub(model.name, weights, report)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +10,9 @@ from pathlib import Path
 from pipeline.engine.weights import CheckpointReader
 from pipeline.errors import EngineError
 from pipeline.planning.model_shape import ModelShape, known_ids
-from pipeline.spec import ROOT, DeploymentSpec, Role
+from pipeline.planning.model_source import ModelSource
+from pipeline.spec import DeploymentSpec, Role
 
-DEMO_PREFIX = "demo:"
-DEMO_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # what demo:smollm2-135m-instruct is made from
 EMBEDDING = "model.embed_tokens.weight"
 HUB_TEXTS = ("*.json", "*.jinja")
 HUB_WEIGHTS = ("*.safetensors",)
@@ -25,41 +23,11 @@ FAMILIES = {
     "Qwen2ForCausalLM": "qwen",
     "Qwen3ForCausalLM": "qwen",
 }
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def local_folder(name: str) -> Path | None:
-    """The folder that a spec's model names; None for a demo model or a hub id.
-
-    Raises:
-        EngineError: it is neither a folder nor shaped like a hub id.
-    """
-    if name.startswith(DEMO_PREFIX):
-        return None
-    folder = Path(name).expanduser()
-    folder = folder if folder.is_absolute() else ROOT / folder
-    if folder.is_dir():
-        return folder
-    if not _HUB_ID.fullmatch(name):
-        raise EngineError(f"model folder {folder} does not exist")
-    return None
-
-
-def is_known(name: str) -> bool:
-    """Whether the shape of a model is known before anything is fetched."""
-    return name.startswith(DEMO_PREFIX) or local_folder(name) is not None or name in known_ids()
-
-
-def shape_before_download(name: str) -> ModelShape:
-    """The shape of a model from what is on this machine; nothing is fetched.
-
-    Raises:
-        EngineError: it is not known, or its architecture is not supported.
-    """
-    folder = local_folder(name)
-    if folder is not None:
-        return ModelShape.read(folder)
-    return ModelShape.known(DEMO_HUB_ID if name.startswith(DEMO_PREFIX) else name)
+def shape_is_known(source: ModelSource) -> bool:
+    """Whether a model's shape is known before anything is fetched."""
+    return source.folder is not None or source.kind == "demo" or source.name in known_ids()
 
 
 def check_shape(spec: DeploymentSpec, role: Role, shape: ModelShape) -> None:
