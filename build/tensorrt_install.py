@@ -24,7 +24,7 @@ _HELP_TIMEOUT_S = 300.0  # it imports torch and TensorRT first
 
 
 @dataclass(frozen=True)
-class Gpu:
+class LocalGpu:
     """The first GPU: an engine is compiled for its kind."""
 
     name: str
@@ -40,7 +40,7 @@ class TensorRTInstall:
     tensorrt: str
     program: Path  # trtllm-build
     python: str  # the interpreter that has the packages; conversion scripts run with it
-    gpu: Gpu
+    gpu: LocalGpu
 
 
 def find_tensorrt(container: str) -> TensorRTInstall:
@@ -89,7 +89,7 @@ def check_version(version: str, container: str) -> None:
         )
 
 
-def find_gpu() -> Gpu:
+def find_gpu() -> LocalGpu:
     """The first GPU, as nvidia-smi tells.
 
     Raises:
@@ -104,7 +104,7 @@ def find_gpu() -> Gpu:
             "no GPU found (nvidia-smi is missing or lists none): engines are compiled on the kind of GPU that serves "
             "them; start the container with --gpus all"
         ) from None
-    return Gpu(name, capability, driver)
+    return LocalGpu(name, capability, driver)
 
 
 def check_flags(program: Sequence[str], arguments: Sequence[str]) -> None:

@@ -29,10 +29,14 @@ StatsOption = Annotated[bool, typer.Option("--stats/--no-stats", help="a line of
 
 
 @app.command()
-def engines(spec: SpecOption = DEFAULT_SPEC) -> None:
+def engines(
+    spec: SpecOption = DEFAULT_SPEC,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the commands, run none")] = False,
+) -> None:
     """Build both engines of a spec; what has not changed is left alone."""
     script = ROOT / "build" / "engines.py"
-    raise typer.Exit(subprocess.run([sys.executable, str(script), str(spec)]).returncode)
+    flags = ["--dry-run"] if dry_run else []
+    raise typer.Exit(subprocess.run([sys.executable, str(script), str(spec), *flags]).returncode)
 
 
 @app.command()
