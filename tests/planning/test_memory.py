@@ -73,7 +73,7 @@ def test_logits_and_laws() -> None:
     [
         (on(BIG, 3), "tensor_parallel = 3: does not divide num_attention_heads = 64"),
         (on(QWEN, 16), "tensor_parallel = 16: does not divide num_attention_heads = 40"),
-        (on(BIG, 1, 3), "pipeline_parallel = 3: does not divide 80 layers"),
+        (on(BIG, 1, 81), "pipeline_parallel = 81: the model has 80 layers"),
     ],
 )
 def test_splits_that_cannot_be_built(placement: Placement, message: str) -> None:

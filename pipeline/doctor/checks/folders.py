@@ -45,17 +45,19 @@ class ModelFolders(Check):
 
 
 class Architectures(Check):
-    """Whether the engine kind can run a model's architecture."""
+    """Whether engines of a model's architecture can be built: the same families for both kinds."""
 
     name = "architecture"
 
     def findings(self, deployment: Deployment) -> Iterator[Finding]:
         for role, shape in deployment.shapes():
-            if deployment.spec.engine == "embedded" and shape.architecture not in ARCHITECTURES:
+            if deployment.spec.step_model(role).engine_dir is not None:
+                yield self.ok(f"{role}: {shape.architecture}, compiled elsewhere")
+            elif shape.architecture not in ARCHITECTURES:
                 yield self.error(
                     f"{role}: {shape.architecture} is not among {', '.join(sorted(ARCHITECTURES))}",
-                    "the embedded engine cannot run it",
-                    "take a model of a supported family, or engine: tensorrt_llm",
+                    "`make engines` has no conversion for it (it can be planned)",
+                    "take a model of those families, or compile the engine elsewhere and name it: engine_dir",
                 )
             elif shape.quantization is not None:
                 yield self.error(

@@ -58,8 +58,9 @@ class Memory(Check):
             return None
         smallest = min(here, key=lambda gpu: gpu.memory)
         kind = recognise(smallest.name, smallest.memory)
-        if kind is None:  # memory is all that this check needs, speed is not shown
-            kind = replace(GPUS[0], name=smallest.name, architecture=smallest.architecture)
+        if kind is None:  # speed is not shown, and whether it has FP8 is a finding of its own
+            bare = replace(GPUS[0], name=smallest.name, architecture=smallest.architecture)
+            kind = replace(bare, flops_fp8=bare.flops_fp16)
         return replace(kind, memory=smallest.memory)
 
     def _on(self, plan: GpuPlan, max_requests: int) -> Finding:

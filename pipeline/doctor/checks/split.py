@@ -9,6 +9,8 @@ from pipeline.doctor.deployment import Deployment
 from pipeline.doctor.finding import Finding
 from pipeline.planning.placement import Placement
 
+FUSIBLE = ("LlamaForCausalLM", "Gemma2ForCausalLM")  # reduce_fusion of trtllm-build 1.2
+
 
 class Split(Check):
     """tensor_parallel and pipeline_parallel against heads and layers."""
@@ -34,9 +36,7 @@ class Split(Check):
             if not reasons:
                 yield self.ok(f"{role}: tensor_parallel {tp} x pipeline_parallel {pp}")
         target = deployment.models["target"].shape
-        useful = spec.target.tensor_parallel > 1 and (
-            target is None or target.architecture.startswith(("Llama", "Gem"))
-        )
+        useful = spec.target.tensor_parallel > 1 and (target is None or target.architecture in FUSIBLE)
         if spec.tensorrt_llm.reduce_fusion and not useful:
             yield self.warning(
                 "tensorrt_llm.reduce_fusion: true has no effect here",
