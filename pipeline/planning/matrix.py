@@ -15,7 +15,6 @@ from pipeline.planning.roofline import pass_time
 from pipeline.planning.speculation import gpu_costs, speculate
 from pipeline.spec import Role
 
-TARGET = "meta-llama/Llama-3.1-70B-Instruct"
 DRAFTS = ("meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-3B-Instruct", "meta-llama/Llama-3.1-8B-Instruct")
 BATCHES = (1, 8, 32)
 GPU_NAMES = ("A100-80GB", "H100-SXM", "H200", "B200")

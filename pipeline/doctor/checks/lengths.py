@@ -28,8 +28,8 @@ class ContextLengths(Check):
             else:
                 yield self.warning(
                     f"limits.max_seq_len = {wanted:,} is above the draft's {shape.max_positions:,} positions",
-                    "text stays exact, but drafts beyond the positions that the draft knows are accepted rarely",
-                    f"lower limits.max_seq_len to {shape.max_positions}, or take a draft with a longer context",
+                    f"beyond {shape.max_positions:,} tokens the model drafts nothing: text stays exact, at plain speed",
+                    f"none, if most texts are shorter; else limits.max_seq_len: {shape.max_positions} or another draft",
                 )
 
 
