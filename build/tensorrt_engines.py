@@ -17,13 +17,14 @@ from tensorrt_commands import (
 )
 from tensorrt_elsewhere import write_elsewhere
 from tensorrt_install import PROGRAM, find_tensorrt
-from tensorrt_role import ENGINE_FOLDER, RoleBuild
+from tensorrt_role import RoleBuild
 from tensorrt_weights import check_shape, fetch_hub, shape_is_known, shares_embedding
 
 from pipeline.engine.tensorrt_config import TensorRTEngineConfig
 from pipeline.planning.model_shape import ModelShape
 from pipeline.planning.model_source import DEMO_PREFIX, ModelSource
-from pipeline.spec import ROOT, DeploymentSpec, Role
+from pipeline.serving.tensorrt_parameters import engine_path
+from pipeline.spec import DeploymentSpec, Role
 from pipeline.text.compare import require_equal_tokenizers
 from pipeline.text.tokenizer import TOKENIZER_NAME
 
@@ -46,7 +47,7 @@ def print_commands(spec: DeploymentSpec, report: Report) -> None:
         shape = model.shape()
         check_shape(spec, role, shape)
         weights = _print_weights(spec, role, model, report)
-        paths = EnginePaths.of(spec, role, weights, spec.engine_dir(role) / ENGINE_FOLDER)
+        paths = EnginePaths.of(spec, role, weights, engine_path(spec, role, spec.engines_dir))
         script = convert_script(spec, role, shape.architecture)
         report(f"# {role}: checkpoint")
         report(shown(convert_command("python3", script, convert_arguments(spec, role), paths)))
@@ -70,7 +71,7 @@ def build_engines(spec: DeploymentSpec, fetch_demo: Fetch, report: Report, progr
         if role in built and shape_is_known(model):
             check_shape(spec, role, model.shape())
         elif role not in built:
-            folder = _engine_folder(spec, role)
+            folder = engine_path(spec, role, spec.engines_dir)
             TensorRTEngineConfig.read(folder).require_fit(spec, role, folder)
     install = find_tensorrt(spec.tensorrt_llm.container) if built else None
     hashes = FileHashes(spec.engines_dir / "hashes.json", progress)
@@ -87,7 +88,7 @@ def build_engines(spec: DeploymentSpec, fetch_demo: Fetch, report: Report, progr
         build.check()
     for role in spec.model_roles:
         if role not in built:
-            engine = _engine_folder(spec, role)
+            engine = engine_path(spec, role, spec.engines_dir)
             write_elsewhere(spec, role, engine, folders[role], hashes)
             report(f"{role}: engine from {engine} accepted")
     for build in builds:
@@ -112,14 +113,10 @@ def _print_weights(spec: DeploymentSpec, role: Role, model: ModelSource, report:
     return folder
 
 
-def _engine_folder(spec: DeploymentSpec, role: Role) -> Path:
-    return ROOT / Path(str(spec.step_model(role).engine_dir)).expanduser()  # an absolute one replaces ROOT
-
-
 def _texts_or_weights(spec: DeploymentSpec, role: Role, weights: bool, fetch_demo: Fetch, report: Report) -> Path:
     """The model's folder; of an engine from elsewhere, the tokenizer's."""
-    if not weights and (_engine_folder(spec, role) / TOKENIZER_NAME).is_file():
-        return _engine_folder(spec, role)
+    if not weights and (engine_path(spec, role, spec.engines_dir) / TOKENIZER_NAME).is_file():
+        return engine_path(spec, role, spec.engines_dir)
     model = ModelSource.find(str(spec.step_model(role).model))
     if model.kind == "demo":
         return fetch_demo(model.name.removeprefix(DEMO_PREFIX))

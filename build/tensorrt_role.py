@@ -28,10 +28,10 @@ from pipeline.engine.tensorrt_config import TensorRTEngineConfig
 from pipeline.engine.weights import CheckpointReader
 from pipeline.errors import EngineError
 from pipeline.planning.model_shape import ModelShape
+from pipeline.serving.tensorrt_parameters import ENGINE_FOLDER
 from pipeline.spec import DeploymentSpec, Role
 from pipeline.text.tokenizer import TOKENIZER_NAME
 
-ENGINE_FOLDER = "engine"
 STAMP_NAME = "specdec.json"
 # Bytes of a checkpoint and of an engine in terms of 16-bit weights.
 SIZE = {"float16": 1.0, "fp8": 0.55, "int8": 0.55, "int4": 0.35}

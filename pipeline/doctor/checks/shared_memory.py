@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pipeline.doctor.check import Check
 from pipeline.doctor.deployment import Deployment
 from pipeline.doctor.finding import Finding
+from pipeline.serving.server import ServerOptions
 
 MIB = 1 << 20
-STARTING = 16 * MIB  # that each model of the server begins with
+STARTING = ServerOptions.shm_bytes  # that each model of the server begins with
 LOGIT_BYTES = 4
 COPIES = 2  # leaving the draft, entering the target
 HOW = "Docker: --shm-size, compose: shm_size, Kubernetes: a memory volume on /dev/shm"
