@@ -9,9 +9,12 @@ from functools import cache
 from pipeline.planning.constants import DEFAULT, Constants
 from pipeline.planning.gpus import find_gpu
 from pipeline.planning.layout import Layout, read_layout
-from pipeline.planning.matrix import BATCHES, DRAFTS, GPU_NAMES, Cell, deployment_matrix, draft_placements
+from pipeline.planning.matrix import BATCHES, FAMILIES, GPU_NAMES, Cell, deployment_matrix, family_drafts
+from pipeline.planning.model_shape import ModelShape
 from pipeline.spec import ROOT, DeploymentSpec
 
+BIG = "meta-llama/Llama-3.1-70B-Instruct"
+DRAFTS = FAMILIES["meta-llama/Llama-3"]
 ONE_B, THREE_B, EIGHT_B = DRAFTS
 
 
@@ -26,8 +29,9 @@ def matrix(
     batches: Sequence[int] = BATCHES,
     constants: Constants = DEFAULT,
 ) -> tuple[Cell, ...]:
-    placements = draft_placements(drafts, layout().placements["target"])
-    return deployment_matrix(layout(), placements, [find_gpu(name) for name in gpus], batches, 2048, 0.7, constants)
+    placements = dict(family_drafts(BIG, layout().placements["target"]))
+    chosen = [(draft, placements[draft]) for draft in drafts]
+    return deployment_matrix(layout(), chosen, [find_gpu(name) for name in gpus], batches, 2048, 0.7, constants)
 
 
 def test_small_drafts_and_medium_drafts() -> None:
@@ -62,3 +66,14 @@ def test_launches_are_what_makes_small_drafts_slow() -> None:
     after = matrix([ONE_B], ["H200"], (1,), replace(DEFAULT, layer_s=0.0))[0]
     assert before.bottleneck == "kernel launches" and after.bottleneck == "weight reads"
     assert after.ratio > before.ratio
+
+
+def test_drafts_of_a_family() -> None:
+    """Known shapes, small to medium, and none that is half of its target or more."""
+    for prefix, drafts in FAMILIES.items():
+        sizes = [ModelShape.known(draft).parameters for draft in drafts]
+        assert sizes == sorted(sizes)
+        assert [name for name, _ in family_drafts(f"{prefix}-x", layout().placements["target"])] == list(drafts)
+    small = replace(layout().placements["target"], shape=ModelShape.known(EIGHT_B))
+    assert [name for name, _ in family_drafts(EIGHT_B, small)] == [ONE_B, THREE_B]
+    assert family_drafts("mistralai/x", small) == ()
