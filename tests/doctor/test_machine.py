@@ -151,6 +151,15 @@ def test_shared_memory(target: Path, draft: Path) -> None:
         assert finding.severity == severity
 
 
+def test_look_up_sends_laws_to_tensorrt_only(target: Path) -> None:
+    """One-hot rows, one way: 4 requests x 4 rows x 512 entries x 4 bytes beside two models."""
+    machine = Machine(shm_free=32 * MIB + 4 * 4 * 512 * 4 - 1)
+    ngram = {"draft.kind": "ngram"}
+    assert severities(findings_of(SharedMemory, make_spec(target, None, **ngram), machine)) == ["ok"]
+    on_gpu = make_spec(target, None, engine="tensorrt_llm", **ngram)
+    assert severities(findings_of(SharedMemory, on_gpu, machine)) == ["warning"]
+
+
 def test_ports(target: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -8,11 +8,11 @@ from pipeline.doctor.check import Check
 from pipeline.doctor.deployment import Deployment
 from pipeline.doctor.finding import Finding
 from pipeline.serving.server import ServerOptions
+from pipeline.spec import DeploymentSpec
 
 MIB = 1 << 20
 STARTING = ServerOptions.shm_bytes  # that each model of the server begins with
 LOGIT_BYTES = 4
-COPIES = 2  # leaving the draft, entering the target
 HOW = "Docker: --shm-size, compose: shm_size, Kubernetes: a memory volume on /dev/shm"
 
 
@@ -25,9 +25,8 @@ class SharedMemory(Check):
         spec, free = deployment.spec, deployment.machine.shm_free
         start = STARTING * (1 + len(deployment.models))
         shape = deployment.models["target"].shape
-        laws = 0
-        if shape is not None and spec.draft.uses_model:
-            laws = COPIES * spec.limits.max_requests * spec.limits.max_draft_len * shape.vocab * LOGIT_BYTES
+        vocab = 0 if shape is None else shape.vocab
+        laws = _copies(spec) * spec.limits.max_requests * spec.limits.max_draft_len * vocab * LOGIT_BYTES
         needed = start + laws
         numbers = f"{(free or 0) / MIB:,.0f} MiB free, {needed / MIB:,.0f} MiB needed when all requests sample at once"
         if free is None:
@@ -38,3 +37,11 @@ class SharedMemory(Check):
             yield self.warning(numbers, "sampled requests fail when it is full; greedy ones need none", HOW)
         else:
             yield self.ok(numbers)
+
+
+def _copies(spec: DeploymentSpec) -> int:
+    """How often a draft's laws lie in shared memory: leaving the draft, entering the target."""
+    if spec.draft.uses_model:
+        return 2
+    # A TensorRT target is sent rows that are certain of one token: without them it would redraw after a mismatch.
+    return 1 if spec.draft.kind == "ngram" and spec.engine == "tensorrt_llm" else 0
