@@ -1,13 +1,19 @@
 # `make demo` and `make test` set everything up by themselves; the rest works on the same .venv.
+# In an image that carries this package (deploy/Dockerfile sets SPECDEC_BIN) the image's own Python is used instead.
 PYTHON ?= python3
 SPEC ?= build/profiles/demo.yaml
 VENV := .venv
+ifdef SPECDEC_BIN
+BIN := $(SPECDEC_BIN)
+READY :=
+else
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+endif
 export PROMPT
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: demo test lint format engines repo serve request load bench stop clean venv
+.PHONY: demo test lint format engines repo serve request load bench plan doctor gpu-check stop clean venv
 
 demo: engines
 	@$(BIN)/specdec demo --spec $(SPEC)
@@ -24,8 +30,9 @@ format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# DRY_RUN=1 prints the commands of a TensorRT build and runs none.
 engines: venv
-	@$(BIN)/specdec engines --spec $(SPEC)
+	@$(BIN)/specdec engines --spec $(SPEC) $(if $(DRY_RUN),--dry-run)
 
 repo: engines
 	@$(BIN)/specdec repo --spec $(SPEC)
@@ -42,12 +49,22 @@ load: venv
 bench: engines
 	@$(BIN)/specdec bench --spec $(SPEC) --json runs/bench.json
 
+plan: venv
+	@$(BIN)/specdec plan $(SPEC)
+
+doctor: venv
+	@$(BIN)/specdec doctor $(SPEC)
+
+# The demo pair as TensorRT engines: build, serve, conformance, a short benchmark, one report. Needs a GPU (docs/gpu.md).
+gpu-check: venv
+	@$(BIN)/python3 build/gpu_check.py
+
 stop: venv
 	@$(BIN)/specdec stop --spec $(SPEC)
 
 venv: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once)"
 	@$(PYTHON) build/environment.py $(VENV)
 	@touch $@

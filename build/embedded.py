@@ -13,7 +13,6 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -42,11 +41,10 @@ from pipeline.errors import EngineError
 from pipeline.kv_cache.page_table import PageTable
 from pipeline.sampling.params import OPTIONS
 from pipeline.sampling.rules import PREFERENCE
-from pipeline.spec import DeploymentSpec
+from pipeline.spec import DeploymentSpec, Role
 from pipeline.text.compare import require_equal_tokenizers
 from pipeline.text.tokenizer import TOKENIZER_NAME, Tokenizer
 
-Role = Literal["target", "draft"]
 Report = Callable[[str], None]
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -80,7 +78,7 @@ def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, 
     config = ModelConfig.read(folder)
     reader = CheckpointReader(folder)
     head_tokens = spec.draft.head_tokens if role == "draft" else None
-    threads = (spec.target if role == "target" else spec.draft).threads
+    threads = spec.step_model(role).threads
     # A draft without a tokenizer uses its target's.
     texts = folder if (folder / TOKENIZER_NAME).is_file() else target_folder
     tokenizer_files = [texts / name for name in TOKENIZER_FILES if (texts / name).is_file()]
@@ -136,7 +134,7 @@ def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, 
             version=MANIFEST_VERSION,
             role=role,
             engine="embedded",
-            model=str(spec.target.model if role == "target" else spec.draft.model),
+            model=str(spec.step_model(role).model),
             source_sha256=source,
             dtype=spec.dtype,
             vocab_size=tokenizer.vocab_size,
@@ -181,7 +179,6 @@ def measure_cost(folder: Path, config: ModelConfig, spec: DeploymentSpec, limits
 
 
 def _limits(spec: DeploymentSpec, role: Role, config: ModelConfig) -> Limits:
-    part = spec.target if role == "target" else spec.draft
     if role == "target" and spec.limits.max_seq_len > config.max_position_embeddings:
         raise EngineError(
             f"limits.max_seq_len = {spec.limits.max_seq_len}: the target's context is "
@@ -191,7 +188,7 @@ def _limits(spec: DeploymentSpec, role: Role, config: ModelConfig) -> Limits:
         max_seq_len=min(spec.limits.max_seq_len, config.max_position_embeddings),
         max_draft_len=spec.limits.max_draft_len if role == "target" else 0,
         max_requests=spec.limits.max_requests,
-        kv_blocks=part.kv_blocks,
+        kv_blocks=spec.step_model(role).kv_blocks,
         tokens_per_block=spec.tokens_per_block,
     )
 

@@ -7,27 +7,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from pipeline.errors import EngineError, SpecError
+from pipeline.step_model_spec import StepModelSpec
+from pipeline.strict import Strict
+from pipeline.tensorrt_spec import RELEASE, TensorRTSpec, check_engine_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_SPEC = ROOT / "build" / "profiles" / "demo.yaml"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+Role = Literal["target", "draft"]
 
 
-class TargetSpec(_Strict):
+class TargetSpec(StepModelSpec):
     """The model whose law is served."""
 
-    model: str = Field(description="a local Hugging Face folder, or demo:<name>")
-    kv_blocks: int = Field(256, ge=2, le=1_000_000)
-    threads: int = Field(0, ge=0, le=1024, description="compute threads; 0 takes every core")
+    model: str = Field(min_length=1, description="a local Hugging Face folder, demo:<name>, or a hub id (TensorRT)")
 
 
-class NgramSpec(_Strict):
+class NgramSpec(Strict):
     """Lookup of the last tokens in the text so far."""
 
     min_match: int = Field(3, ge=1, le=16, description="shortest match that is trusted, in tokens")
@@ -40,14 +40,12 @@ class NgramSpec(_Strict):
         return self
 
 
-class DraftSpec(_Strict):
+class DraftSpec(StepModelSpec):
     """The cheap source that proposes."""
 
     kind: Literal["hybrid", "model", "ngram", "none"] = "hybrid"
-    model: str | None = Field(None, description="a local Hugging Face folder; needed by hybrid and model")
-    kv_blocks: int = Field(256, ge=2, le=1_000_000)
-    threads: int = Field(0, ge=0, le=1024)
-    head_tokens: int | None = Field(None, ge=1, description="keep only the most frequent tokens in the LM head")
+    model: str | None = Field(None, description="as target.model; needed by hybrid and model")
+    head_tokens: int | None = Field(None, ge=1, description="embedded: keep the most frequent tokens in the LM head")
     sampling: Literal["q", "greedy"] = Field("q", description="draw drafts from q, or take the most probable token")
     ngram: NgramSpec = NgramSpec()
 
@@ -62,7 +60,7 @@ class DraftSpec(_Strict):
         return self
 
 
-class LimitsSpec(_Strict):
+class LimitsSpec(Strict):
     """Bounds on what is accepted."""
 
     max_seq_len: int = Field(2048, ge=2, le=1_048_576, description="prompt and output together, in tokens")
@@ -71,7 +69,7 @@ class LimitsSpec(_Strict):
     max_queue: int = Field(256, ge=0, le=100_000, description="requests that may wait beyond those")
 
 
-class ControllerSpec(_Strict):
+class ControllerSpec(Strict):
     """How K is chosen."""
 
     kind: Literal["goodput", "heuristic", "fixed"] = "goodput"
@@ -79,14 +77,14 @@ class ControllerSpec(_Strict):
     burst: int = Field(8, ge=1, le=8, description="plain tokens per target call when K is 0")
 
 
-class DeadlinesSpec(_Strict):
+class DeadlinesSpec(Strict):
     """How long a child call may take before it is abandoned, in seconds."""
 
     draft_s: float = Field(10.0, gt=0, allow_inf_nan=False)
     target_s: float = Field(120.0, gt=0, allow_inf_nan=False)
 
 
-class PortsSpec(_Strict):
+class PortsSpec(Strict):
     """Ports on 127.0.0.1; 0 takes a free one."""
 
     http: int = Field(8000, ge=0, le=65535)
@@ -94,7 +92,7 @@ class PortsSpec(_Strict):
     metrics: int = Field(8002, ge=0, le=65535)
 
 
-class DeploymentSpec(_Strict):
+class DeploymentSpec(Strict):
     """A whole deployment. `load` reads it from YAML; every error names the field."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
@@ -104,6 +102,7 @@ class DeploymentSpec(_Strict):
     target: TargetSpec
     draft: DraftSpec
     limits: LimitsSpec = LimitsSpec()
+    tensorrt_llm: TensorRTSpec = TensorRTSpec()
     rule: Literal["auto", "token", "block", "coupled", "match"] = "auto"
     controller: ControllerSpec = ControllerSpec()
     deadlines: DeadlinesSpec = DeadlinesSpec()
@@ -118,36 +117,49 @@ class DeploymentSpec(_Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> DeploymentSpec:
-        longest = self.limits.max_seq_len + self.limits.max_draft_len + 1  # what admission asks for
-        pools = {"target.kv_blocks": self.target.kv_blocks}
-        if self.draft.uses_model:
-            pools["draft.kv_blocks"] = self.draft.kv_blocks
-        for field, blocks in pools.items():
-            if blocks * self.tokens_per_block < longest:
-                raise ValueError(
-                    f"{field} = {blocks} blocks hold {blocks * self.tokens_per_block} tokens; one request of "
-                    f"limits.max_seq_len + limits.max_draft_len + 1 = {longest} tokens would not fit"
-                )
+        check_engine_fields(self)
+        if self.engine == "embedded":
+            longest = self.limits.max_seq_len + self.limits.max_draft_len + 1  # what admission asks for
+            for role in self.model_roles:
+                blocks = self.step_model(role).kv_blocks
+                if blocks * self.tokens_per_block < longest:
+                    raise ValueError(
+                        f"{role}.kv_blocks = {blocks} blocks hold {blocks * self.tokens_per_block} tokens; one request "
+                        f"of limits.max_seq_len + limits.max_draft_len + 1 = {longest} tokens would not fit"
+                    )
         return self
 
-    def require_available_engine(self) -> None:
-        """Refuse an engine kind that this release cannot build or serve.
+    def require_embedded(self) -> None:
+        """Refuse what runs in this process for engines that only Triton can run.
 
         Raises:
-            EngineError: with what it needs.
+            EngineError: with what to do instead.
         """
         if self.engine != "embedded":
             raise EngineError(
-                f"engine: {self.engine} needs a GPU and TensorRT-LLM 1.2.1 (inside NVIDIA's "
-                "tritonserver:26.04-trtllm-python-py3 container); this release builds and serves engine: embedded"
+                f"engine: {self.engine} needs a GPU and TensorRT-LLM {RELEASE}, and is served by Triton "
+                f"(`make serve`, inside {self.tensorrt_llm.container}); this command runs engine: embedded"
             )
+
+    @property
+    def model_roles(self) -> tuple[Role, ...]:
+        """The roles that have an engine."""
+        return ("target", "draft") if self.draft.uses_model else ("target",)
+
+    def step_model(self, role: Role) -> TargetSpec | DraftSpec:
+        return self.target if role == "target" else self.draft
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether a GPU holds both models."""
+        return self.draft.uses_model and not set(self.target.device_ids).isdisjoint(self.draft.device_ids)
 
     @property
     def engines_dir(self) -> Path:
         """Where `make engines` writes: engines/<name>/{target,draft}."""
         return ROOT / "engines" / self.name
 
-    def engine_dir(self, role: Literal["target", "draft"]) -> Path:
+    def engine_dir(self, role: Role) -> Path:
         return self.engines_dir / role
 
     @classmethod

@@ -152,11 +152,11 @@ def test_a_missing_file(tmp_path: Path) -> None:
         DeploymentSpec.load(tmp_path)
 
 
-def test_an_engine_that_this_release_cannot_serve(tmp_path: Path) -> None:
-    """The spec is valid; building or serving it is refused with what it needs."""
-    load(tmp_path, changed()).require_available_engine()
-    with pytest.raises(EngineError, match=r"engine: tensorrt_llm needs a GPU and TensorRT-LLM 1\.2\.1"):
-        load(tmp_path, changed(engine="tensorrt_llm")).require_available_engine()
+def test_a_command_that_runs_engines_here(tmp_path: Path) -> None:
+    """TensorRT engines are Triton's: the message says what they need and what to do."""
+    load(tmp_path, changed()).require_embedded()
+    with pytest.raises(EngineError, match=r"engine: tensorrt_llm needs a GPU and TensorRT-LLM 1\.2\.1, .*`make serve`"):
+        load(tmp_path, changed(engine="tensorrt_llm")).require_embedded()
 
 
 def test_a_spec_cannot_be_changed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from pipeline.client.cli_measure import app as measuring
+from pipeline.client.cli_planning import app as planning
 from pipeline.client.command import SpecOption, console, exit_with
 from pipeline.client.options import GenerationOptions, MaxTokensOption, takes_options
 from pipeline.spec import DEFAULT_SPEC, ROOT, DeploymentSpec, PortsSpec
@@ -21,16 +22,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(measuring)
+app.add_typer(planning)
 
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one; absent: the spec's")]
 StatsOption = Annotated[bool, typer.Option("--stats/--no-stats", help="a line of statistics after the answer")]
 
 
 @app.command()
-def engines(spec: SpecOption = DEFAULT_SPEC) -> None:
+def engines(
+    spec: SpecOption = DEFAULT_SPEC,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the commands, run none")] = False,
+) -> None:
     """Build both engines of a spec; what has not changed is left alone."""
     script = ROOT / "build" / "engines.py"
-    raise typer.Exit(subprocess.run([sys.executable, str(script), str(spec)]).returncode)
+    flags = ["--dry-run"] if dry_run else []
+    raise typer.Exit(subprocess.run([sys.executable, str(script), str(spec), *flags]).returncode)
 
 
 @app.command()

@@ -7,12 +7,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from pipeline.engine.embedded import load_step_model
-from pipeline.engine.fit import Role, read_engine_manifest
+from pipeline.engine.fit import read_engine_manifest
 from pipeline.engine.manifest import Manifest
 from pipeline.engine.step import StepModel
 from pipeline.orchestrator.loop import Orchestrator
 from pipeline.orchestrator.setup import make_orchestrator
-from pipeline.spec import DeploymentSpec
+from pipeline.spec import DeploymentSpec, Role
 from pipeline.text.tokenizer import Tokenizer
 
 
@@ -32,13 +32,12 @@ def local_pipeline(spec: DeploymentSpec) -> Iterator[LocalPipeline]:
     Raises:
         EngineError: an engine is missing or damaged, or of a kind that cannot run here.
     """
-    spec.require_available_engine()
+    spec.require_embedded()
     with ExitStack() as models:
 
         def load(role: Role) -> tuple[StepModel, Manifest]:
             manifest = read_engine_manifest(spec, role)
-            part = spec.target if role == "target" else spec.draft
-            model = load_step_model(spec.engine_dir(role), part.threads)
+            model = load_step_model(spec.engine_dir(role), spec.step_model(role).threads)
             models.callback(model.close)
             return model, manifest
 

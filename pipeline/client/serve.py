@@ -13,14 +13,19 @@ from types import FrameType
 import psutil
 from rich.console import Console
 
-from pipeline.engine.fit import ROLES, read_engine_manifest
+from pipeline.engine.fit import read_engine_manifest
 from pipeline.errors import ServerError
+from pipeline.serving.launch import launch_of
 from pipeline.serving.repository import render_repository
 from pipeline.serving.server import ServerOptions, StartProgress, TritonServer
 from pipeline.serving.server_lock import read_record
-from pipeline.serving.shared_memory import SERVER_NAME
+from pipeline.serving.shared_memory import is_served
+from pipeline.serving.tensorrt_parameters import BACKEND
+from pipeline.serving.triton_install import find_triton, require_backend
 from pipeline.spec import ROOT, DeploymentSpec, PortsSpec
 
+START_S = 300.0
+GPU_START_S = 1800.0  # 140 GB of engines from a network disk
 _STOP_WAIT_S = 30.0
 
 
@@ -37,16 +42,20 @@ def running_server(spec: DeploymentSpec, console: Console, ports: PortsSpec | No
         EngineError: an engine is missing.
         ServerError: the server cannot start.
     """
-    spec.require_available_engine()
-    for role in ROLES if spec.draft.uses_model else ROLES[:1]:
+    for role in spec.model_roles:
         read_engine_manifest(spec, role)
+    launch = launch_of(spec)
+    install = find_triton()
+    if launch.gpu:
+        require_backend(install, BACKEND)
     repository = render_repository(spec, repository_dir(spec))
     options = ServerOptions(
         ports=spec.ports if ports is None else ports,
         requests=spec.limits.max_requests,
         log_path=repository.parent / "server.log",
+        launch=launch,
     )
-    server = TritonServer(repository, spec.engines_dir, options)
+    server = TritonServer(repository, spec.engines_dir, options, install)
     with _signals_interrupt():
         try:
             with console.status("starting Triton") as status:
@@ -56,7 +65,7 @@ def running_server(spec: DeploymentSpec, console: Console, ports: PortsSpec | No
                     status.update(f"starting Triton: {progress.elapsed_s:.0f} s, models loaded: {loaded}")
 
                 server.start()
-                server.wait_ready(progress=show)
+                server.wait_ready(GPU_START_S if launch.gpu else START_S, show)
                 status.update("waiting for the first inference")
                 # Three tokens with K = 1: the draft's process is tried as well.
                 server.wait_inference(max_tokens=3, num_draft_tokens=1)
@@ -107,18 +116,11 @@ def _signals_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _is_server(pid: int) -> bool:
-    """The record may have outlived its server, and the number may be another process's by now."""
-    try:
-        return psutil.Process(pid).name() == SERVER_NAME
-    except psutil.NoSuchProcess:
-        return False
-
-
 def stop(spec: DeploymentSpec, console: Console) -> int:
     """Stop the server of a spec, whoever started it. Returns the exit status."""
     record = read_record(spec.engines_dir)
-    if record is None or not _is_server(record.pid):
+    # The record may have outlived its server, and the number may be another process's by now.
+    if record is None or not is_served(record.pid):
         console.print(f"no server of {spec.name} is running")
         return 0
     os.kill(record.pid, signal.SIGINT)

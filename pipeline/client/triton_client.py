@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 from pipeline.engine.step import FloatArray, StepRequest
 from pipeline.errors import ServerError, StepError
 from pipeline.orchestrator.request import GenerationRequest
-from pipeline.sampling.params import SamplingParams
+from pipeline.sampling.params import GREEDY, SamplingParams
 from pipeline.serving.contract import (
     SPEC_DECODE,
     SPEC_DECODE_MODEL,
@@ -120,13 +120,20 @@ class SpecDecodeClient:
             if result.get_response().parameters["triton_final_response"].bool_param:
                 return
 
-    def decode_plain(self, input_ids: tuple[int, ...], max_tokens: int, end_id: int | None) -> tuple[int, ...]:
-        """The plain baseline: one direct, greedy call of the target with all of max_tokens.
+    def decode_plain(
+        self,
+        input_ids: tuple[int, ...],
+        max_tokens: int,
+        end_id: int | None,
+        sampling: SamplingParams = GREEDY,
+        seed: int = 0,
+    ) -> tuple[int, ...]:
+        """The plain baseline: one direct call of the target with all of max_tokens.
 
         Returns:
             New tokens, without the end token.
         """
-        result = self._call_target(StepRequest("", input_ids, max_tokens, end_id=end_id))
+        result = self._call_target(StepRequest("", input_ids, max_tokens, sampling=sampling, seed=seed, end_id=end_id))
         return tuple(int(token) for token in result.as_numpy("output_ids").reshape(-1))
 
     def next_log_law(self, input_ids: tuple[int, ...], sampling: SamplingParams) -> FloatArray:

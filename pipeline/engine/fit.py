@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pipeline.engine.manifest import Manifest
 from pipeline.errors import EngineError
-from pipeline.spec import DeploymentSpec
-
-Role = Literal["target", "draft"]
-ROLES: tuple[Role, ...] = ("target", "draft")
+from pipeline.spec import DeploymentSpec, Role
+from pipeline.tensorrt_spec import kv_blocks
 
 
 def read_engine_manifest(spec: DeploymentSpec, role: Role) -> Manifest:
@@ -19,13 +15,16 @@ def read_engine_manifest(spec: DeploymentSpec, role: Role) -> Manifest:
         EngineError: there is none, or the spec has changed since the engine was built; names what differs.
     """
     manifest = Manifest.read(spec.engine_dir(role))
-    part = spec.target if role == "target" else spec.draft
+    part = spec.step_model(role)
     wanted: dict[str, tuple[object, object]] = {
         f"{role}.model": (manifest.model, part.model),
         "engine": (manifest.engine, spec.engine),
         "dtype": (manifest.dtype, spec.dtype),
         "tokens_per_block": (manifest.limits.tokens_per_block, spec.tokens_per_block),
-        f"{role}.kv_blocks": (manifest.limits.kv_blocks, part.kv_blocks),
+        f"{role}.kv_blocks": (
+            manifest.limits.kv_blocks,
+            part.kv_blocks if spec.engine == "embedded" else kv_blocks(spec, role),
+        ),
         "limits.max_requests": (manifest.limits.max_requests, spec.limits.max_requests),
     }
     if role == "target":

@@ -52,10 +52,11 @@ class Capabilities(_Frozen):
 
 
 class CostTable(_Frozen):
-    """Seconds per forward pass, by new tokens of one row, measured when the engine was built."""
+    """Seconds per forward pass, by new tokens of one row."""
 
     context_tokens: int
     seconds_by_tokens: dict[int, float]
+    measured: bool = True  # when the engine was built; False: estimated from its size, rounds correct it
 
     def seconds(self, tokens: int) -> float:
         """Linear interpolation between measured sizes; beyond the last, in proportion."""
@@ -67,6 +68,21 @@ class CostTable(_Frozen):
                 share = (tokens - low) / (high - low)
                 return (1 - share) * self.seconds_by_tokens[low] + share * self.seconds_by_tokens[high]
         return self.seconds_by_tokens[known[-1]] * tokens / known[-1]
+
+
+class TensorRTFacts(_Frozen):
+    """What a compiled engine was made with, and which GPU it is for."""
+
+    engine_path: str  # config.json and rank*.engine; relative to the manifest's folder, or absolute
+    tensorrt_llm: str  # version that compiled it
+    tensorrt: str  # "unknown" where the engine came from elsewhere
+    compute_capability: str  # such as "9.0"; "unknown" likewise
+    tensor_parallel: int
+    pipeline_parallel: int
+    max_num_tokens: int
+    quantization: str | None  # as TensorRT-LLM names it; None: 16 bits
+    inputs_sha256: str  # over all that a build depends on: unchanged, nothing is built; "" from elsewhere
+    build_arguments: tuple[str, ...]  # of trtllm-build; empty from elsewhere
 
 
 class Manifest(_Frozen):
@@ -87,6 +103,7 @@ class Manifest(_Frozen):
     capabilities: Capabilities
     cost: CostTable
     built_with: dict[str, str]  # library versions
+    tensorrt: TensorRTFacts | None = None  # of engine: tensorrt_llm
 
     def write(self, folder: Path) -> None:
         (folder / MANIFEST_NAME).write_text(self.model_dump_json(indent=2) + "\n")
@@ -111,6 +128,16 @@ class Manifest(_Frozen):
                 "run `make engines` again"
             )
         return manifest
+
+    def engine_path(self, folder: Path) -> Path:
+        """Where the compiled engine lies, given the manifest's folder.
+
+        Raises:
+            EngineError: this is not a TensorRT engine's manifest.
+        """
+        if self.tensorrt is None:
+            raise EngineError(f"{folder / MANIFEST_NAME} does not describe a TensorRT engine")
+        return folder / self.tensorrt.engine_path  # an absolute one replaces the folder
 
     def verify_files(self, folder: Path) -> None:
         """Compare every file with its recorded hash.

@@ -20,6 +20,7 @@ NUMPY_TYPES: dict[str, type[np.generic]] = {
     "BOOL": np.bool_,
     "UINT8": np.uint8,
     "INT32": np.int32,
+    "INT64": np.int64,
     "UINT64": np.uint64,
     "FP16": np.float16,
     "FP32": np.float32,

@@ -23,10 +23,14 @@ from pipeline.serving.contract import (
 )
 from pipeline.serving.orchestrator_server import DEFAULT_ORCHESTRATOR_FACTORY, SPEC_FILE
 from pipeline.serving.step_server import DEFAULT_STEP_MODEL_FACTORY
+from pipeline.serving.tensorrt_contract import tensorrt_contract
+from pipeline.serving.tensorrt_parameters import tensorrt_parameters
 from pipeline.spec import ROOT, DeploymentSpec
 
 TEMPLATES = ROOT / "triton_repo"
 CONFIG_NAME = "config.pbtxt"
+PROGRAM_NAME = "model.py"
+TENSORRT_TEMPLATE = "tensorrt_llm.pbtxt.template"
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,7 @@ class RepositoryOptions:
 
 def model_names(spec: DeploymentSpec) -> tuple[str, ...]:
     """The Triton models of a deployment; a draft that is no model has none."""
-    draft = (DRAFT_MODEL,) if spec.draft.uses_model else ()
-    return (TARGET_MODEL, *draft, SPEC_DECODE_MODEL)
+    return (*spec.model_roles, SPEC_DECODE_MODEL)
 
 
 def render_repository(spec: DeploymentSpec, destination: Path, options: RepositoryOptions | None = None) -> Path:
@@ -60,44 +63,51 @@ def render_repository(spec: DeploymentSpec, destination: Path, options: Reposito
         `destination`, absolute.
 
     Raises:
-        EngineError: the spec asks for an engine that has no rendering.
         ServerError: a template is missing, or what was rendered is not a Triton model configuration.
     """
     options = options or RepositoryOptions()
-    spec.require_available_engine()
     destination = destination.resolve()
     engines = (options.engines_dir or spec.engines_dir).resolve()
-    threads = {TARGET_MODEL: spec.target.threads, DRAFT_MODEL: spec.draft.threads}
     for name in (TARGET_MODEL, DRAFT_MODEL, SPEC_DECODE_MODEL):
         shutil.rmtree(destination / name, ignore_errors=True)
-    for name in model_names(spec):
-        if name == SPEC_DECODE_MODEL:
-            contract = SPEC_DECODE
-            parameters = {
-                "engines_dir": str(engines),
-                "orchestrator_factory": options.orchestrator_factory,
-                "step_stats": "true",
-            }
+    on_tensorrt = spec.engine == "tensorrt_llm"
+    parameters = {
+        "engines_dir": str(engines),
+        "orchestrator_factory": options.orchestrator_factory,
+        "step_stats": "false" if on_tensorrt else "true",  # a tensor of our own, which NVIDIA's backend has not
+    }
+    _render_program(SPEC_DECODE_MODEL, SPEC_DECODE, parameters, options.templates, destination)
+    for role in spec.model_roles:
+        if on_tensorrt:
+            contract = tensorrt_contract(spec.limits.max_requests)
+            template = options.templates / TENSORRT_TEMPLATE
+            _render_config(role, contract, tensorrt_parameters(spec, role, engines), template, destination)
         else:
-            contract = STEP
             parameters = {
-                "engine_dir": str(engines / name),
-                "threads": str(threads[name]),
+                "engine_dir": str(engines / role),
+                "threads": str(spec.step_model(role).threads),
                 "step_model_factory": options.step_model_factory,
             }
-        _render_model(name, contract, parameters, options.templates, destination)
+            _render_program(role, STEP, parameters, options.templates, destination)
     (destination / SPEC_DECODE_MODEL / "1" / SPEC_FILE).write_text(spec.model_dump_json(indent=2) + "\n")
     return destination
 
 
-def _render_model(
+def _render_program(
     name: str, contract: ModelContract, parameters: dict[str, str], templates: Path, destination: Path
 ) -> None:
-    template = templates / name / f"{CONFIG_NAME}.template"
-    program = templates / name / "1" / "model.py"
-    for path in (template, program):
-        if not path.is_file():
-            raise ServerError(f"{path} is missing; the model repository is rendered from a source checkout")
+    """A model of the Python backend: its configuration and its model.py."""
+    program = templates / name / "1" / PROGRAM_NAME
+    _render_config(name, contract, parameters, templates / name / f"{CONFIG_NAME}.template", destination)
+    _require(program)
+    shutil.copyfile(program, destination / name / "1" / PROGRAM_NAME)
+
+
+def _render_config(
+    name: str, contract: ModelContract, parameters: dict[str, str], template: Path, destination: Path
+) -> None:
+    """config.pbtxt and the version folder, which may be empty."""
+    _require(template)
     values = {
         "name": name,
         "max_batch_size": str(contract.max_batch_size),
@@ -111,10 +121,13 @@ def _render_model(
     except (KeyError, ValueError) as error:
         raise ServerError(f"{template}: placeholder {error} is not known") from error
     validate_config(text, name)
-    folder = destination / name / "1"
-    folder.mkdir(parents=True)
-    (folder.parent / CONFIG_NAME).write_text(text)
-    shutil.copyfile(program, folder / program.name)
+    (destination / name / "1").mkdir(parents=True)
+    (destination / name / CONFIG_NAME).write_text(text)
+
+
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise ServerError(f"{path} is missing; the model repository is rendered from a source checkout")
 
 
 def validate_config(text: str, name: str) -> None:

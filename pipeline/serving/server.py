@@ -18,6 +18,7 @@ from types import TracebackType
 
 from pipeline.errors import ServerError
 from pipeline.serving.contract import SPEC_DECODE_MODEL
+from pipeline.serving.launch import PLAIN, Launch
 from pipeline.serving.ports import FREE_PORTS, HOST, choose_ports
 from pipeline.serving.server_lock import ServerLock, ServerRecord
 from pipeline.serving.shared_memory import check_space, clean_stale, kill_group, region_prefix, remove_regions
@@ -43,6 +44,7 @@ class ServerOptions:
         exit_timeout_s: what Triton grants running requests when it is stopped, in seconds.
         log_path: None: server.log beside the models.
         env: added to the environment of the server and its models.
+        launch: what starts it, and what its engines need besides.
         arguments: further flags of tritonserver.
     """
 
@@ -52,6 +54,7 @@ class ServerOptions:
     exit_timeout_s: int = 5
     log_path: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    launch: Launch = PLAIN
     arguments: tuple[str, ...] = ()
 
 
@@ -102,7 +105,7 @@ class TritonServer:
 
     @property
     def pid(self) -> int | None:
-        """Of tritonserver, which leads a process group of this number; None before start and after stop."""
+        """Of tritonserver (or mpirun), which leads a session of this number; None before start and after stop."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -241,7 +244,7 @@ class TritonServer:
             "--model-control-mode=explicit",
             "--load-model=*",
             "--disable-auto-complete-config",
-            "--allow-gpu-metrics=false",
+            f"--allow-gpu-metrics={str(options.launch.gpu).lower()}",
             f"--exit-timeout-secs={options.exit_timeout_s}",
             f"--http-address={HOST}",
             f"--http-port={self.ports.http}",
@@ -252,16 +255,19 @@ class TritonServer:
             f"--backend-config=python,shm-default-byte-size={options.shm_bytes}",
             # BLS calls and response sends share this pool.
             f"--backend-config=python,thread-pool-size={2 * options.requests + 8}",
+            *options.launch.arguments,
             *options.arguments,
         ]
         env = install.server.environment(dict(os.environ))
         env.update(_STUB_ENV)
+        env.update(options.launch.env)
         env.update(options.env)
         # model.py puts this on its path: the stubs import `pipeline` from this checkout, installed or not.
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
-        # The shell becomes tritonserver under its own pid, which thereby names the shared-memory regions.
+        # The shell becomes what is started under its own pid, which thereby names the shared-memory regions.
         region = f'--backend-config=python,shm-region-prefix-name="{region_prefix("$$")}"'
-        command = ["/bin/sh", "-c", f'exec "$0" "$@" {region}', str(install.server.path), *flags]
+        program = [*options.launch.wrapper, str(install.server.path)]
+        command = ["/bin/sh", "-c", f'exec "$0" "$@" {region}', *program, *flags]
         self.log.path.parent.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()
         with self.log.path.open("wb") as log:

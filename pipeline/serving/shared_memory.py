@@ -1,7 +1,7 @@
 """Shared-memory regions of Triton's Python backend: named so that only ours are ever removed.
 
 A region is called specdec_<namespace>_<pid>_..., after the process namespace and the pid of its
-tritonserver, which leads a session and a process group of its own. python_backend leaves regions and stubs
+tritonserver (or the mpirun that starts it), which leads a session of its own. python_backend leaves regions and stubs
 behind when it is killed.
 """
 
@@ -61,23 +61,30 @@ def check_space(needed: int) -> None:
 
 
 def group_members(group: int) -> list[psutil.Process]:
-    """Living processes of a process group; zombies do not count."""
+    """Living processes of a server's session; zombies do not count.
+
+    The session and not the process group: mpirun gives each process that it starts a group of its own.
+    """
     members = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+            if os.getsid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
                 members.append(process)
     return members
 
 
 def kill_group(group: int) -> None:
-    """Kill a process group and wait until it is gone."""
+    """Kill a server's session and wait until it is gone."""
     deadline = time.monotonic() + _KILL_WAIT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-        if not group_members(group):
+        members = group_members(group)
+        if not members:
             return
+        for member in members:
+            with contextlib.suppress(psutil.Error):
+                member.kill()
         time.sleep(0.02)
 
 
@@ -102,6 +109,11 @@ def clean_stale() -> int:
         if clean_dead(group):
             removed += remove_regions(group)
     return removed
+
+
+def is_served(group: int) -> bool:
+    """Whether a server lives in this session."""
+    return any(_name(process) == SERVER_NAME for process in group_members(group))
 
 
 def clean_dead(group: int) -> bool:

@@ -94,6 +94,20 @@ def find_triton(container: Path = CONTAINER, cache: Path | None = None) -> Trito
     return TritonInstall(Program(server, prepend), backends, f"nvidia-pytriton {version}")
 
 
+def require_backend(install: TritonInstall, backend: str) -> None:
+    """Refuse a server that has no such backend, before anything is started.
+
+    Raises:
+        ServerError: with where it was looked for.
+    """
+    folder = install.backends / backend
+    if not folder.is_dir():
+        raise ServerError(
+            f"the Triton server of {install.origin} has no backend {backend} (looked for {folder}): "
+            "serve this inside NVIDIA's TensorRT-LLM container (docs/gpu.md)"
+        )
+
+
 def find_perf_analyzer(cache: Path | None = None) -> Program:
     """perf_analyzer of the server's release: on PATH in NVIDIA's SDK container, else from tritonclient's wheel.
 

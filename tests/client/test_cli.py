@@ -73,10 +73,17 @@ def test_a_missing_model_folder(tmp_path: Path) -> None:
 
 
 def test_tensorrt_says_what_it_needs(tmp_path: Path) -> None:
+    """Without a GPU: each command says what is missing, and the dry run works."""
     spec = tmp_path / "gpu.yaml"
-    spec.write_text(SPEC_TEXT.format(name="gpu") + "engine: tensorrt_llm\n")
-    for command in ("engines", "serve"):
-        assert "needs a GPU and TensorRT-LLM 1.2.1" in one_line_error(specdec(command, "--spec", str(spec)))
+    spec.write_text("name: gpu\nengine: tensorrt_llm\ntarget: {model: Qwen/Qwen3-0.6B}\ndraft: {kind: ngram}\n")
+    needs = "needs a GPU and TensorRT-LLM 1.2.1"
+    if shutil.which("trtllm-build") is None:
+        error = one_line_error(specdec("engines", "--spec", str(spec)))
+        assert "trtllm-build is not on PATH" in error and needs in error
+    assert needs in one_line_error(specdec("generate", "hello", "--spec", str(spec)))
+    assert "make engines" in one_line_error(specdec("serve", "--spec", str(spec)))
+    done = specdec("engines", "--spec", str(spec), "--dry-run")
+    assert done.returncode == 0 and "--speculative_decoding_mode draft_tokens_external" in done.stdout
 
 
 def test_a_bad_option_is_refused_before_anything_is_asked() -> None:

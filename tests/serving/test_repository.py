@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from pipeline.errors import EngineError, ServerError
+from pipeline.errors import ServerError
 from pipeline.serving.contract import SPEC_DECODE, STEP, ModelContract
 from pipeline.serving.repository import TEMPLATES, RepositoryOptions, render_repository, validate_config
 from pipeline.spec import DeploymentSpec
@@ -56,11 +56,6 @@ def test_draft_without_a_model_is_not_rendered(tmp_path: Path, kind: str) -> Non
     render_repository(make_spec(), tmp_path)
     folder = render_repository(make_spec(draft={"kind": kind}), tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["spec_decode", "target"]
-
-
-def test_engine_without_a_rendering(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"TensorRT-LLM 1\.2\.1"):
-        render_repository(make_spec(engine="tensorrt_llm"), tmp_path)
 
 
 def test_missing_and_broken_templates(tmp_path: Path) -> None:

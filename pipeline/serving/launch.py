@@ -1,0 +1,67 @@
+"""How Triton is started for a deployment: leader or orchestrator mode of NVIDIA's backend.
+
+Source: NVIDIA TensorRT-LLM 1.2, `triton_backend/scripts/launch_triton_server.py`, and docs on leader and orchestrator
+mode. One process can hold several models of one rank each (leader mode, no MPI). Models of several ranks need a process
+per rank: in orchestrator mode Triton spawns them itself, each model with its own number of ranks, under `mpirun`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pipeline.spec import DeploymentSpec
+
+Mode = Literal["python", "leader", "orchestrator"]
+ORCHESTRATOR_ENV = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is added to a plain start of tritonserver.
+
+    Attributes:
+        mode: `python` where no model runs on NVIDIA's backend.
+        wrapper: program and arguments that start tritonserver; empty for none.
+        arguments: further flags of tritonserver.
+        env: added to its environment.
+        gpu: whether a GPU serves, whose metrics Triton then reports.
+    """
+
+    mode: Mode
+    wrapper: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    gpu: bool = False
+
+
+PLAIN = Launch("python")
+
+
+def launch_of(spec: DeploymentSpec) -> Launch:
+    """The launch that a spec needs."""
+    if spec.engine != "tensorrt_llm":
+        return PLAIN
+    parts = [spec.step_model(role) for role in spec.model_roles]
+    if all(part.world_size == 1 for part in parts):
+        return Launch("leader", gpu=True)
+    devices = sorted({device for part in parts for device in part.device_ids})
+    # The spawned ranks hold the GPUs; the server's own pools on them would only take memory away.
+    pools = tuple(f"--cuda-memory-pool-byte-size={device}:0" for device in devices)
+    return Launch(
+        "orchestrator",
+        wrapper=("mpirun", "--allow-run-as-root", "-n", "1"),
+        arguments=("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools),
+        env=ORCHESTRATOR_ENV,
+        gpu=True,
+    )
+
+
+def nvidia_launch_command(spec: DeploymentSpec, repository: str) -> list[str]:
+    """The same start with NVIDIA's own script, for those who deploy the rendered repository without this package."""
+    launch = launch_of(spec)
+    ports = spec.ports
+    command = ["python3", "/app/scripts/launch_triton_server.py", "--world_size=1", f"--model_repo={repository}"]
+    command += [f"--http_port={ports.http}", f"--grpc_port={ports.grpc}", f"--metrics_port={ports.metrics}"]
+    return command + (["--multi-model"] if launch.mode == "orchestrator" else ["--no-mpi"])
