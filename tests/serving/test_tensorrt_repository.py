@@ -9,7 +9,7 @@ from tritonclient.grpc import model_config_pb2
 
 from pipeline.errors import ServerError
 from pipeline.serving.contract import SPEC_DECODE, STEP
-from pipeline.serving.launch import launch_of, nvidia_launch_command
+from pipeline.serving.launch import launch_of, nvidia_launch_command, require_launcher
 from pipeline.serving.repository import RepositoryOptions, render_repository
 from pipeline.serving.server import TritonServer
 from pipeline.serving.tensorrt_contract import tensorrt_contract
@@ -134,6 +134,13 @@ def test_a_server_without_the_backend_is_not_started(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"has no backend tensorrtllm \(looked for .*tensorrtllm\): .*docs/gpu.md"):
         require_backend(find_triton(), BACKEND)
     require_backend(find_triton(), "python")
+
+
+def test_mpirun_is_asked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(ServerError, match=r"mpirun is not on PATH: models of several ranks .*orchestrator mode"):
+        require_launcher(launch_of(make_spec(engine="tensorrt_llm", target={"model": "a/b", "tensor_parallel": 2})))
+    require_launcher(launch_of(make_spec(engine="tensorrt_llm")))
 
 
 @pytest.mark.served
