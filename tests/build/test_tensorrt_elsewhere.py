@@ -10,11 +10,15 @@ import tensorrt_engines
 from fake_engine import write_engine
 from fake_tensorrt import FakeTensorRT
 from model_folders import VOCAB, WORDS, write_model
+from rich.console import Console
 
 from pipeline import spec as spec_module
+from pipeline.client.serve import running_server
 from pipeline.engine.fit import read_engine_manifest
 from pipeline.engine.tensorrt_config import TensorRTEngineConfig
-from pipeline.errors import EngineError
+from pipeline.errors import EngineError, ServerError
+from pipeline.serving.tensorrt_parameters import BACKEND
+from pipeline.serving.triton_install import CONTAINER
 from pipeline.spec import DeploymentSpec
 
 
@@ -63,6 +67,21 @@ def test_both_from_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (home / "t" / "rank1.engine").write_bytes(b"other!")
     with pytest.raises(EngineError, match=r"rank1\.engine is damaged"):
         read_engine_manifest(spec, "target").verify_files(spec.engine_dir("target"))
+
+
+@pytest.mark.skipif((CONTAINER / "backends" / BACKEND).is_dir(), reason="NVIDIA's backend is installed here")
+def test_serving_them_without_the_backend(home: Path) -> None:
+    """The engines are found and fit; what is missing is NVIDIA's backend, and nothing is started to find out."""
+    spec = make_spec(home)
+    with pytest.raises(EngineError, match="run `make engines` first"), running_server(spec, Console(quiet=True)):
+        pass
+    write_engine(home / "t", "target")
+    write_engine(home / "d", "draft")
+    build(spec)
+    with pytest.raises(ServerError, match="has no backend tensorrtllm"), running_server(spec, Console(quiet=True)):
+        pass
+    with pytest.raises(EngineError, match=r"target.tensor_parallel is 2, was 1"):
+        read_engine_manifest(make_spec(home, target={"tensor_parallel": 2}), "target")
 
 
 def test_one_from_elsewhere_one_built(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
