@@ -15,7 +15,7 @@ endif
 export PROMPT
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: demo test lint format engines repo serve request load bench gpu-check stop clean venv
+.PHONY: demo test lint format engines repo serve request load bench plan doctor gpu-check stop clean venv
 
 demo: engines
 	@$(BIN)/specdec demo --spec $(SPEC)
@@ -50,6 +50,12 @@ load: venv
 
 bench: engines
 	@$(BIN)/specdec bench --spec $(SPEC) --json runs/bench.json
+
+plan: venv
+	@$(BIN)/specdec plan $(SPEC)
+
+doctor: venv
+	@$(BIN)/specdec doctor $(SPEC)
 
 # The demo pair as TensorRT engines: build, serve, conformance, a short benchmark, one report. Needs a GPU (docs/gpu.md).
 gpu-check: venv

@@ -1,12 +1,13 @@
 """What sampling costs: laws and rule, from logits to token ids, per option set.
 
-One thread, which is what an engine's laws run on; its passes run on all. The least of several: measure on a machine
-that does nothing else.
+As an engine computes them: shares of the rows on all its threads. The least of several: measure on a machine that does
+nothing else.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +27,7 @@ from pipeline.engine.weights import load_weights
 from pipeline.kv_cache.page_table import PageTable
 from pipeline.sampling.call import VerifyCall
 from pipeline.sampling.params import GREEDY, SamplingParams
-from pipeline.sampling.verify import verify
+from pipeline.sampling.row_team import RowTeam
 from pipeline.spec import DeploymentSpec
 
 ROWS, DRAFTS, HISTORY = 32, 5, 512
@@ -116,14 +117,16 @@ def sampling_costs(engine: Path | None = None, repeats: int = REPEATS) -> Iterat
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    team = RowTeam(len(os.sched_getaffinity(0)))
     try:
         with torch.inference_mode():
-            yield from _costs(engine, repeats)
+            yield from _costs(engine, repeats, team)
     finally:
+        team.close()
         torch.set_num_threads(threads)
 
 
-def _costs(engine: Path | None, repeats: int) -> Iterator[SamplingCost]:
+def _costs(engine: Path | None, repeats: int, team: RowTeam) -> Iterator[SamplingCost]:
     forward = None if engine is None else _forward_seconds(engine, repeats)
     for vocab in VOCABULARIES:
         logits, q_logits = _world(vocab)
@@ -149,7 +152,7 @@ def _costs(engine: Path | None, repeats: int) -> Iterator[SamplingCost]:
             def prepare(spent: Tensor = spent, logits: Tensor = logits) -> None:
                 spent.copy_(logits)
 
-            seconds = _least(lambda calls=calls, x=spent: verify(x, calls, True), repeats, prepare)  # type: ignore[misc]
+            seconds = _least(lambda calls=calls, x=spent: team.verify(x, calls, True), repeats, prepare)  # type: ignore[misc]
             own = forward[1] if forward is not None and forward[0] == vocab else None
             yield SamplingCost(vocab, name, seconds, read_s, own)
 

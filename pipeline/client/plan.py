@@ -15,7 +15,7 @@ from pipeline.planning.constants import ACCEPTANCE, DEFAULT, Constants
 from pipeline.planning.gpus import GPUS, find_gpu
 from pipeline.planning.layout import Layout, read_layout
 from pipeline.planning.machine_plan import plan_machine
-from pipeline.planning.matrix import BATCHES, DRAFTS, GPU_NAMES, Cell, deployment_matrix, draft_placements
+from pipeline.planning.matrix import BATCHES, GPU_NAMES, Cell, deployment_matrix, family_drafts
 from pipeline.planning.picture import save
 from pipeline.planning.plan import GpuPlan, Question, ask, plan_on
 from pipeline.planning.published import check
@@ -114,13 +114,12 @@ def _run_matrix(
 ) -> int:
     names = GPU_NAMES if options.gpu is None else (find_gpu(options.gpu).name,)
     batches = BATCHES if options.batch is None else (options.batch,)
-    own = [(spec.draft.model, layout.draft)] if spec.draft.model and layout.draft else []
-    others = draft_placements((draft for draft in DRAFTS if draft != spec.draft.model), layout.placements["target"])
-    same = [(name, draft) for name, draft in others if draft.shape.vocab == layout.placements["target"].shape.vocab]
-    drafts = [*own, *same]
+    drafts = dict(family_drafts(spec.target.model, layout.placements["target"]))
+    if spec.draft.model and layout.draft:
+        drafts = {spec.draft.model: layout.draft} | drafts
     gpus = [find_gpu(name) for name in names]
     cells: tuple[Cell, ...] = deployment_matrix(
-        layout, drafts, gpus, batches, question.context, question.acceptance, constants
+        layout, drafts.items(), gpus, batches, question.context, question.acceptance, constants
     )
     if options.as_json:
         _print_json(console, {**_head(spec, constants), "matrix": [vars(cell) for cell in cells]})

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 from pipeline.engine.step import FloatArray, StepRequest
 from pipeline.errors import ServerError, StepError
 from pipeline.orchestrator.request import GenerationRequest
-from pipeline.sampling.params import SamplingParams
+from pipeline.sampling.params import GREEDY, SamplingParams
 from pipeline.serving.contract import (
     SPEC_DECODE,
     SPEC_DECODE_MODEL,
@@ -120,20 +120,33 @@ class SpecDecodeClient:
             if result.get_response().parameters["triton_final_response"].bool_param:
                 return
 
-    def decode_plain(self, input_ids: tuple[int, ...], max_tokens: int, end_id: int | None) -> tuple[int, ...]:
-        """The plain baseline: one direct, greedy call of the target with all of max_tokens.
+    def decode_plain(
+        self,
+        input_ids: tuple[int, ...],
+        max_tokens: int,
+        end_id: int | None,
+        sampling: SamplingParams = GREEDY,
+        seed: int = 0,
+    ) -> tuple[int, ...]:
+        """The plain baseline: one direct call of the target with all of max_tokens.
 
         Returns:
             New tokens, without the end token.
         """
-        result = self._call_target(StepRequest("", input_ids, max_tokens, end_id=end_id))
+        result = self._call_target(StepRequest("", input_ids, max_tokens, sampling=sampling, seed=seed, end_id=end_id))
         return tuple(int(token) for token in result.as_numpy("output_ids").reshape(-1))
 
     def next_log_law(self, input_ids: tuple[int, ...], sampling: SamplingParams) -> FloatArray:
-        """[vocab] the target's log law of the next token."""
+        """[vocab] the target's scores of the next token: its log law, or its raw logits.
+
+        Raises:
+            StepError: the target gives none.
+        """
         result = self._call_target(StepRequest("", input_ids, 1, sampling=sampling, return_logits=True))
-        law: FloatArray = result.as_numpy("generation_logits").reshape(-1)
-        return law
+        scores: FloatArray | None = result.as_numpy("generation_logits")
+        if scores is None:
+            raise StepError("the target gives no generation_logits")
+        return scores.reshape(-1)
 
     def top_margin(self, input_ids: tuple[int, ...]) -> float:
         """How much likelier the target's best next token is than its second best, in log-probability."""
@@ -141,7 +154,7 @@ class SpecDecodeClient:
         return float(law[-1] - law[-2])
 
     def _call_target(self, request: StepRequest) -> Any:
-        call = encode_request(request, step_stats=False)
+        call = encode_request(request)
         inputs = [_input(STEP.input(name), array) for name, array in call.tensors.items()]
         try:
             return self._client.infer(TARGET_MODEL, inputs, client_timeout=self._timeout_s)

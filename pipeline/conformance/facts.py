@@ -10,6 +10,8 @@ from pipeline.errors import ServerError, SpecDecodeError
 from pipeline.orchestrator.request import GenerationRequest
 from pipeline.sampling.params import SamplingParams
 
+BIASED_REPETITION = "repetition_penalty with embedding_bias"
+"""Engines that apply the bias first offer each, and not both at once."""
 RULES = ("block", "token", "coupled", "match")
 MOST_DRAFT_TOKENS = 64
 SAMPLED = SamplingParams(temperature=1.0)
@@ -81,6 +83,9 @@ OPTION_PROBES: dict[str, Callable[[GenerationRequest], GenerationRequest]] = {
     "presence_penalty": _sampling(presence_penalty=0.5),
     "frequency_penalty": _sampling(frequency_penalty=0.5),
     "embedding_bias": lambda plain: replace(plain, sampling=SAMPLED, embedding_bias=((" a", -1.0),)),
+    BIASED_REPETITION: lambda plain: replace(
+        plain, sampling=replace(SAMPLED, repetition_penalty=1.2), embedding_bias=((" a", -1.0),)
+    ),
     "bad_words": lambda plain: replace(plain, sampling=SAMPLED, bad_words=("a",)),
     "stop_words": lambda plain: replace(plain, stop_words=("never",)),
     "end_id": lambda plain: replace(plain, end_id=0),

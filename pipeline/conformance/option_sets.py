@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.conformance.facts import Facts
+from pipeline.conformance.facts import BIASED_REPETITION, Facts
 from pipeline.orchestrator.request import GenerationRequest
 from pipeline.sampling.params import SamplingParams
 
@@ -35,6 +35,8 @@ class OptionSet:
 def _set(name: str, *needs: str, ends: bool = False, fields: dict[str, Any] | None = None, **law: Any) -> OptionSet:
     sampling = SamplingParams(**{"temperature": 1.0, **law})
     wanted = ("temperature", *law, *(name.split("_weights")[0] for name in fields or ()), *needs)
+    if {"repetition_penalty", "embedding_bias"} <= set(wanted):
+        wanted += (BIASED_REPETITION,)
     return OptionSet(name, sampling, tuple(dict.fromkeys(wanted)), ends, tuple((fields or {}).items()))
 
 
@@ -63,4 +65,6 @@ def quick_sets(facts: Facts) -> tuple[OptionSet, ...]:
     """Two: a plain one, and as much at once as the deployment offers."""
     law = {name: value for name, value in MOST.items() if facts.offers(name)}
     fields = {name: value for name, value in {**BIAS, "min_tokens": 2}.items() if facts.offers(name)}
+    if "embedding_bias" in fields and not facts.offers(BIASED_REPETITION):
+        law.pop("repetition_penalty", None)
     return PLAIN, _set("all options at once", "end_id", ends=True, fields=fields, **law)

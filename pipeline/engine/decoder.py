@@ -32,10 +32,12 @@ class Decoder(ABC):
     Attributes:
         config: shape of the model.
         head_ids: token ids of the LM head's outputs, where it has not all of them.
+        threads: that a pass uses.
     """
 
     config: ModelConfig
     head_ids: Tensor | None
+    threads: int
 
     @abstractmethod
     def forward(self, batch: PackedBatch) -> Tensor:

@@ -47,7 +47,6 @@ class EmbeddedStepModel(StepModel):
         self._limits = limits
         self._rules = rules
         self._vocab = decoder.config.vocab_size
-        self._decoder = decoder
         self.kv = KvCache(limits.kv_blocks, limits.tokens_per_block, decoder.copy_block, takeover_loss)
         self._scheduler = Scheduler(decoder, self.kv, limits.max_requests)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -80,7 +79,7 @@ class EmbeddedStepModel(StepModel):
             self._closed = True
             self._inbox.put(None)
         self._thread.join()
-        self._decoder.close()
+        self._scheduler.close()
 
     def _accept(self, request: StepRequest, future: Future[StepResult]) -> Call:
         limits = self._limits

@@ -22,7 +22,7 @@ class _Frozen(BaseModel):
 class Limits(_Frozen):
     """Sizes fixed when the engine was built."""
 
-    max_seq_len: int  # tokens, prompt and output together
+    max_seq_len: int  # tokens, prompt and output together, drafts of a verify not counted
     max_draft_len: int  # drafts one verify may carry; 0 for a draft engine
     max_requests: int  # calls running at once
     kv_blocks: int
@@ -44,6 +44,11 @@ class Capabilities(_Frozen):
     log_probs: bool
     drops_drafts: bool  # may verify fewer drafts than it was sent
     deterministic: bool  # bits do not depend on batch neighbours
+    # Where an engine of NVIDIA's means its tensors differently (pipeline/serving/dialect.py):
+    own_tensors: bool = True  # takes and sends this project's own tensors and parameters, too
+    processors: Literal["penalties_first", "temperature_first"] = "penalties_first"  # which of them act first
+    one_hot_logits: bool = False  # where the choice is drawn, a one-hot q must be sent as draft_logits, too
+    max_top_k: int | None = None  # a larger top_k would be cut silently
 
 
 class CostTable(_Frozen):
@@ -91,6 +96,7 @@ class Manifest(_Frozen):
     dtype: Literal["float16", "float32"]
     vocab_size: int  # tokens the tokenizer knows
     padded_vocab_size: int  # width of the logits
+    engine_vocab_size: int | None = None  # columns that the engine can draw, the rest is padding; None: all
     end_id: int | None
     files: dict[str, str]  # file name -> sha256
     limits: Limits

@@ -16,7 +16,8 @@ from pipeline.kv_cache.cache import KvCache
 from pipeline.sampling.head import Head
 from pipeline.sampling.laws import ZERO_LOG, log_laws, log_probs
 from pipeline.sampling.laws import laws as make_laws
-from pipeline.sampling.verify import IMPOSSIBLE, Decision, follow, sample, sample_with_law, verify
+from pipeline.sampling.row_team import RowTeam
+from pipeline.sampling.verify import IMPOSSIBLE, Decision, follow, sample_with_law
 
 MAX_BATCH_TOKENS = 512
 
@@ -36,6 +37,7 @@ class Scheduler:
         self._head = None if decoder.head_ids is None else Head.of(decoder.head_ids, decoder.config.vocab_size)
         self._token_ids: list[int] | None = None if self._head is None else self._head.ids.tolist()
         self._kv = kv
+        self._team = RowTeam(decoder.threads)
         self._max_calls = max_calls
         self._max_batch_tokens = max_batch_tokens
         self._waiting: list[Call] = []
@@ -66,6 +68,11 @@ class Scheduler:
             for call in calls:
                 if not call.future.done():
                     self._fail(call, StepError(f"engine pass failed: {type(error).__name__}: {error}"))
+
+    def close(self) -> None:
+        """Release threads."""
+        self._team.close()
+        self._decoder.close()
 
     def fail_all(self, error: Exception) -> None:
         """End every call with `error`."""
@@ -143,12 +150,12 @@ class Scheduler:
         # Nobody looks at the logits again: they are not kept.
         spent = not any(call.request.return_log_probs or call.request.return_logits for call in calls)
         if logits.shape[1] > 1:
-            decisions = verify(logits, requests, spent)
+            decisions = self._team.verify(logits, requests, spent)
         elif any(call.request.return_logits for call in calls):
             tokens, laws = sample_with_law(logits[:, 0], requests, self._head)
             decisions = [Decision(0, token) for token in tokens]
         else:
-            decisions = [Decision(0, token) for token in sample(logits[:, 0], requests, self._head, spent)]
+            decisions = [Decision(0, token) for token in self._team.sample(logits[:, 0], requests, self._head, spent)]
         ended: list[Call] = []
         new = [0] * len(calls)
         for i, (call, decision) in enumerate(zip(calls, decisions, strict=True)):

@@ -175,7 +175,9 @@ class Orchestrator:
         if draft is not None:
             run.warm_sources.add(draft.source)
         prefilled = index == 0 or (first_use and record.source == "model")
-        if not failed and not prefilled:
+        # Where all drafts were dropped the call was plain decoding, at the price of a draft: not the cost of a round.
+        dropped = draft is not None and verdict.drafted == 0
+        if not failed and not prefilled and not dropped:
             key = decision.offer.key if decision.offer is not None and draft is not None else None
             load = self.admission.running
             run.controller.observe(

@@ -88,11 +88,13 @@ class StepVerifier:
         self._deadline_s = deadline_s
 
     def verify(self, context: TargetContext, history: tuple[int, ...], draft: Draft, index: int) -> Verdict:
-        result = self._call(context, history, len(draft.ids) + 1, index, draft)
+        new = len(draft.ids) + 1
+        result = self._call(context, history, new, index, draft)
         used = draft.ids[: result.total_draft_tokens]
         accepted = common_prefix(result.output_ids, used)
-        # The end token is never returned: no correction or bonus behind the accepted drafts means it came.
-        ended = len(result.output_ids) == accepted
+        # The end token is never returned: no correction or bonus behind the accepted drafts means it came. A call whose
+        # drafts were all dropped went on as plain decoding: there it came where tokens are missing.
+        ended = len(result.output_ids) == accepted if used else len(result.output_ids) < new
         return Verdict(result.output_ids, len(used), accepted, ended, result.kv, result.log_probs)
 
     def decode(self, context: TargetContext, history: tuple[int, ...], count: int, index: int) -> Verdict:

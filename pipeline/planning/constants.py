@@ -13,8 +13,8 @@ class Constants:
     """What a datasheet does not say.
 
     Attributes:
-        bandwidth_share: part of a GPU's memory bandwidth that a decoding step reaches while it reads weights;
-            STREAM-like measurements of data-centre GPUs lie between 0.88 and 0.93.
+        bandwidth_share: part of a GPU's memory bandwidth that a decoding step reaches while it reads weights: what
+            STREAM-like programs reach, about nine tenths. `--check` shows what 0.88 and 0.94 would do.
         flops_share: part of a GPU's dense arithmetic that large products reach.
         layer_s: seconds per layer that do not shrink with the model: launches and tails of about ten kernels.
             Solved from one published row (Llama-3.1-8B on an H100), see `published.CALIBRATION`.

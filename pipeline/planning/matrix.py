@@ -15,8 +15,16 @@ from pipeline.planning.roofline import pass_time
 from pipeline.planning.speculation import gpu_costs, speculate
 from pipeline.spec import Role
 
-TARGET = "meta-llama/Llama-3.1-70B-Instruct"
-DRAFTS = ("meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-3B-Instruct", "meta-llama/Llama-3.1-8B-Instruct")
+# Drafts that speak a family's tokens, from small to medium, by the beginning of the target's hub id.
+FAMILIES = {
+    "meta-llama/Llama-3": (
+        "meta-llama/Llama-3.2-1B-Instruct",
+        "meta-llama/Llama-3.2-3B-Instruct",
+        "meta-llama/Llama-3.1-8B-Instruct",
+    ),
+    "Qwen/Qwen2.5": ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
+    "Qwen/Qwen3": ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-8B"),
+}
 BATCHES = (1, 8, 32)
 GPU_NAMES = ("A100-80GB", "H100-SXM", "H200", "B200")
 LARGEST_GROUP = 8  # GPUs of one server
@@ -67,9 +75,11 @@ def deployment_matrix(
     )
 
 
-def draft_placements(names: Iterable[str], like: Placement) -> tuple[tuple[str, Placement], ...]:
-    """Drafts by hub id, each on the first GPU, with weights and KV cache as the target has them."""
-    return tuple((name, Placement(ModelShape.known(name), like.weights, kv_bytes=like.kv_bytes)) for name in names)
+def family_drafts(target: str, like: Placement) -> tuple[tuple[str, Placement], ...]:
+    """Smaller models of a target's family, each on the first GPU, with weights and KV cache as the target has them."""
+    names = next((drafts for prefix, drafts in FAMILIES.items() if target.startswith(prefix)), ())
+    placed = ((name, Placement(ModelShape.known(name), like.weights, kv_bytes=like.kv_bytes)) for name in names)
+    return tuple((name, draft) for name, draft in placed if 2 * draft.shape.parameters < like.shape.parameters)
 
 
 def _cells(

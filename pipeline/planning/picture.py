@@ -84,7 +84,7 @@ def _speeds(speeds: tuple[Speculation, ...]) -> list[str]:
     def point(k: int, speedup: float) -> tuple[float, float]:
         return left + _PANEL * k / max(ks, 1), _BOTTOM - (_BOTTOM - _TOP) * speedup / top
 
-    title = f"speedup by K at acceptance {speeds[0].acceptance:g}"
+    title = f"speedup over plain decoding by K, acceptance {speeds[0].acceptance:g}"
     parts = [_text(left, 50, title), _line([point(0, 1), point(ks, 1)], "#999999")]
     parts += [_text(point(k, 0)[0] - 4, _BOTTOM + 15, str(k)) for k in range(ks + 1)]
     parts.append(_text(left - 28, point(0, 1)[1] + 4, "1.0"))

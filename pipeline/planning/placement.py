@@ -36,8 +36,8 @@ class Placement:
         small, large = sorted((tp, shape.kv_heads))
         if large % small:
             reasons.append(f"tensor_parallel = {tp}: neither divides nor is divided by KV heads = {shape.kv_heads}")
-        if shape.layers % self.pipeline_parallel:
-            reasons.append(f"pipeline_parallel = {self.pipeline_parallel}: does not divide {shape.layers} layers")
+        if self.pipeline_parallel > shape.layers:
+            reasons.append(f"pipeline_parallel = {self.pipeline_parallel}: the model has {shape.layers} layers")
         return tuple(reasons)
 
     @property

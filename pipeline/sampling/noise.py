@@ -14,31 +14,22 @@ chance of about 1e-14 for each pair.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pipeline.sampling.noise_search import GAMMA, LANE_BITS, LANES, LARGEST, REST, search
 from pipeline.sampling.vocabulary import row_argmax
 
 Words = npt.NDArray[np.uint64]
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
-BLOCK_ELEMENTS = 1 << 16
-"""Numbers worked on at once on a CPU: what its second-level cache holds."""
-SPARSE = 8
-"""Where fewer than one token in so many is possible, only their noise is looked at."""
-
-_GAMMA = 0x9E3779B97F4A7C15
+_GAMMA, _REST = int(GAMMA), int(REST)
 _STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
-_REST = 0xD1B54A32D192ED03  # sets the words of the last 48 bits apart
-_LANES, _LANE_BITS = 4, 16
-_LARGEST = 1.0 - 2.0**-53
-_SLACK = 1.0 + 2.0**-20  # above float32 rounding
 
 
 def noise_keys(seeds: Sequence[int], positions: IntArray) -> IntArray:
@@ -67,11 +58,11 @@ def exponentials(keys: IntArray | int, ids: IntArray) -> FloatArray:
         2**-64 apart.
     """
     words = np.array(keys, np.int64, ndmin=1).view(np.uint64)
-    lane = ((ids % _LANES) * _LANE_BITS).astype(np.uint64)
-    first = _mix(words + _steps(ids // _LANES)) >> lane
+    lane = ((ids % LANES) * LANE_BITS).astype(np.uint64)
+    first = _mix(words + _steps(ids // LANES)) >> lane
     rest = _mix(_mix(words + np.uint64(_REST)) + _steps(ids))
-    bits = (first << np.uint64(64 - _LANE_BITS)) | (rest >> np.uint64(_LANE_BITS))
-    exponential: FloatArray = -np.log1p(-np.minimum((bits + 0.5) * 2.0**-64, _LARGEST))
+    bits = (first << np.uint64(64 - LANE_BITS)) | (rest >> np.uint64(LANE_BITS))
+    exponential: FloatArray = -np.log1p(-np.minimum((bits + 0.5) * 2.0**-64, LARGEST))
     return exponential
 
 
@@ -92,95 +83,36 @@ def choose(law: Tensor, keys: Tensor, ids: Tensor | None = None) -> Tensor:
         return choose_dense(law, keys, torch.arange(vocab, device=law.device) if ids is None else ids)
     if not rows:
         return keys.clone()
-    numbers, key, likely = law.numpy(), keys.numpy(), row_argmax(law).numpy()
-    names = np.arange(vocab) if ids is None else ids.numpy()
-    # No token that can win scores more than the most probable one.
-    search = _Search(names, ids is None, max(1, BLOCK_ELEMENTS // vocab), numbers.dtype)
-    with np.errstate(divide="ignore", invalid="ignore"):  # laws with nothing possible
-        bound = exponentials(key, names[likely]) / numbers[np.arange(rows), likely]
-        row, token = np.divmod(search.candidates(numbers, key, bound), vocab)
-    chosen = np.zeros(rows, np.int64)  # a row with nothing possible, or NaN, gets token 0
-    if len(row):
-        score = exponentials(key[row], names[token]) / numbers[row, token]
-        begins = np.diff(row, prepend=-1) > 0
-        best = np.minimum.reduceat(score, begins.nonzero()[0])[begins.cumsum() - 1]
-        winners = (score == best).nonzero()[0][::-1]  # the first of equal ones is written last
-        chosen[row[winners]] = token[winners]
-    return torch.from_numpy(chosen)
+    # No token that can win scores more than the most probable one: the search starts there.
+    chosen = row_argmax(law)
+    names = keys.new_empty(0) if ids is None else ids
+    numbers = law.contiguous() if law.dtype == torch.float64 else law.float().contiguous()
+    search(numbers.numpy(), keys.contiguous().numpy(), names.contiguous().numpy(), chosen.numpy())
+    return chosen
 
 
 def choose_dense(law: Tensor, keys: Tensor, ids: Tensor) -> Tensor:
     """`choose` for a device with many cores: the noise of every token is written out."""
-    lane = ids % _LANES * _LANE_BITS
-    first = (_mix_signed(keys[:, None] + ids // _LANES * _signed(_GAMMA)) >> lane) & ((1 << _LANE_BITS) - 1)
+    lane = ids % LANES * LANE_BITS
+    first = (_mix_signed(keys[:, None] + ids // LANES * _signed(_GAMMA)) >> lane) & ((1 << LANE_BITS) - 1)
     rest = _mix_signed(_mix_signed(keys + _signed(_REST))[:, None] + ids * _signed(_GAMMA))
-    rest = (rest >> _LANE_BITS) & ((1 << (64 - _LANE_BITS)) - 1)
-    bits = first.double() * 2.0 ** (64 - _LANE_BITS) + rest.double()
-    u = ((bits + 0.5) * 2.0**-64).clamp_(max=_LARGEST)
+    rest = (rest >> LANE_BITS) & ((1 << (64 - LANE_BITS)) - 1)
+    bits = first.double() * 2.0 ** (64 - LANE_BITS) + rest.double()
+    u = ((bits + 0.5) * 2.0**-64).clamp_(max=LARGEST)
     # The largest law / E, not the least of its inverse: a law of 0 gives 0, never 0 / 0.
     return (law.double() / -torch.log1p(-u)).argmax(-1)
-
-
-class _Search:
-    """Finds the tokens that may win, a few rows at a time, in memory that it uses again and again.
-
-    Args:
-        ids: [vocab] token ids.
-        whole: they are 0, 1, 2 ...
-        rows: at a time.
-        dtype: of the laws.
-    """
-
-    def __init__(self, ids: IntArray, whole: bool, rows: int, dtype: np.dtype[Any]) -> None:
-        self._rows = rows
-        self._steps = _steps(np.arange(-(-len(ids) // _LANES)) if whole else ids // _LANES)
-        self._lanes = None if whole else ((ids % _LANES) * _LANE_BITS).astype(np.uint64)
-        self._words, self._spare = np.empty((2, rows, len(self._steps)), np.uint64)
-        self._limit, self._first = np.empty((2, rows, len(ids)), dtype)
-        self._possible, self._lower = np.empty((2, rows, len(ids)), np.bool_)
-
-    def candidates(self, law: npt.NDArray[Any], keys: IntArray, bound: FloatArray) -> IntArray:
-        """[rows, vocab] laws, [rows] keys and least scores known -> [n] flat indices, ascending."""
-        factor = (bound * (_SLACK * 2.0**_LANE_BITS)).astype(law.dtype)[:, None]
-        found = []
-        for start in range(0, len(law), self._rows):
-            part = law[start : start + self._rows]
-            n = len(part)
-            possible = np.greater(part, 0, out=self._possible[:n])
-            if SPARSE * np.count_nonzero(possible) >= part.size:
-                limit = np.multiply(part, factor[start : start + n], out=self._limit[:n])
-                possible &= np.less_equal(self._first_bits(keys[start : start + n]), limit, out=self._lower[:n])
-            found.append(np.flatnonzero(possible) + start * law.shape[1])
-        return np.concatenate(found)
-
-    def _first_bits(self, keys: IntArray) -> npt.NDArray[Any]:
-        """[n] keys -> [n, vocab]: the first 16 bits of each token's u, as a number."""
-        n = len(keys)
-        first: npt.NDArray[Any] = self._first[:n]
-        words = np.add(keys.view(np.uint64)[:, None], self._steps, out=self._words[:n])
-        _mix(words, self._spare[:n])
-        if self._lanes is None:
-            first[:] = words.astype("<u8", copy=False).view("<u2")[:, : first.shape[1]]
-        else:
-            words >>= self._lanes
-            words &= np.uint64((1 << _LANE_BITS) - 1)
-            first[:] = words
-        return first
 
 
 def _steps(ids: IntArray) -> Words:
     return ids.astype(np.uint64) * np.uint64(_GAMMA)
 
 
-def _mix(words: Words, spare: Words | None = None) -> Words:
-    """SplitMix64's output function, in place: `words` must be the caller's own, `spare` is overwritten."""
-    spare = np.empty_like(words) if spare is None else spare
+def _mix(words: Words) -> Words:
+    """SplitMix64's output function, in place: `words` must be the caller's own."""
     for shift, factor in _STEPS:
-        np.right_shift(words, np.uint64(shift), out=spare)
-        words ^= spare
+        words ^= words >> np.uint64(shift)
         words *= np.uint64(factor)
-    np.right_shift(words, np.uint64(_LAST_SHIFT), out=spare)
-    words ^= spare
+    words ^= words >> np.uint64(_LAST_SHIFT)
     return words
 
 

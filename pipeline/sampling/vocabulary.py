@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 CHUNK = 256
-TOPK_CHUNK = 64
+TOPK_CHUNKS = (64, 16)
 
 
 def row_argmax(x: Tensor) -> Tensor:
@@ -84,11 +84,7 @@ def row_topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if count >= vocab:
         ordered = torch.sort(x, dim=-1, descending=True, stable=True)
         return ordered.values, ordered.indices
-    # The `count` largest numbers lie in the `count` chunks with the largest maxima: worth it if few.
-    if 2 * count * TOPK_CHUNK <= vocab:
-        values, tokens = _topk_of_chunks(x, count)
-    else:
-        values, tokens = torch.topk(x, count, dim=-1)
+    values, tokens = _topk(x, count)
     if bool((values[:, 1:] == values[:, :-1]).any()):
         tokens, order = tokens.sort(-1)
         values, order = torch.sort(values.gather(1, order), dim=-1, descending=True, stable=True)
@@ -96,14 +92,19 @@ def row_topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, tokens
 
 
-def _topk_of_chunks(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    (main,) = _main_chunks(x, TOPK_CHUNK)
+def _topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest numbers lie in the `count` chunks with the largest maxima: worth it if those are few."""
+    rows, width = x.shape
+    size = next((size for size in TOPK_CHUNKS if 2 * count * size <= width), None)
+    if size is None:
+        return torch.topk(x, count, dim=-1)
+    (main,) = _main_chunks(x, size)
     chunks = torch.topk(main.amax(-1), count, dim=-1).indices  # [rows, count]
-    found = main[torch.arange(x.shape[0], device=x.device)[:, None], chunks].flatten(1)
-    candidates = torch.cat([found, *_tail(x, TOPK_CHUNK)], dim=-1)
-    values, at = torch.topk(candidates, count, dim=-1)
-    inside = chunks.gather(1, (at // TOPK_CHUNK).clamp(max=count - 1)) * TOPK_CHUNK + at % TOPK_CHUNK
-    beyond = at - found.shape[-1] + main.shape[1] * TOPK_CHUNK
+    first = torch.arange(rows, device=x.device)[:, None] * main.shape[1]
+    found = main.reshape(-1, size).index_select(0, (first + chunks).flatten()).view(rows, -1)
+    values, at = _topk(torch.cat([found, *_tail(x, size)], dim=-1), count)
+    inside = chunks.gather(1, (at // size).clamp(max=count - 1)) * size + at % size
+    beyond = at - found.shape[-1] + main.shape[1] * size
     return values, torch.where(at < found.shape[-1], inside, beyond)
 
 

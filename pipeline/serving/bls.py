@@ -9,10 +9,11 @@ from typing import Any
 
 from pipeline.engine.step import StepModel, StepRequest, StepResult
 from pipeline.errors import OverloadedError, SpecDecodeError, StepError
+from pipeline.serving.adapter import StepAdapter
 from pipeline.serving.backend import step_error
 from pipeline.serving.contract import Tensors
-from pipeline.serving.request_tensors import EncodedCall, encode_request, encode_stop
-from pipeline.serving.result_tensors import decode_result
+from pipeline.serving.dialect import OWN, Dialect
+from pipeline.serving.request_tensors import EncodedCall, encode_stop
 from pipeline.serving.workers import WorkerPool
 
 STOP_THREADS = 2
@@ -31,7 +32,7 @@ class BlsStepModel(StepModel):
         max_calls: calls in flight, abandoned ones not counted; more wait for a thread.
         deadline_s: seconds after which a call counts as abandoned; callers should wait as long.
         max_abandoned: with so many, further calls are refused at once instead of eating the thread pool.
-        step_stats: the child sends `specdec_step_stats` (an NVIDIA engine does not).
+        dialect: of the child's engine.
     """
 
     def __init__(
@@ -42,13 +43,13 @@ class BlsStepModel(StepModel):
         max_calls: int,
         deadline_s: float,
         max_abandoned: int = 16,
-        step_stats: bool = True,
+        dialect: Dialect = OWN,
     ) -> None:
         self._name = model_name
         self._utils = utils
         self._deadline_s = deadline_s
         self._max_abandoned = max_abandoned
-        self._step_stats = step_stats
+        self._adapter = StepAdapter(dialect)
         self._pool = WorkerPool(f"bls-{model_name}", max_calls)
         # A stop of a dead child never returns either: a few threads for all of them, and what waits is dropped.
         self._stops = WorkerPool(f"bls-{model_name}-stop", STOP_THREADS, max_waiting=STOP_THREADS)
@@ -89,18 +90,30 @@ class BlsStepModel(StepModel):
             job()
 
     def execute(self, request: StepRequest) -> StepResult:
-        """One synchronous call.
+        """One synchronous call; a second where the engine refused only the number of drafts.
 
         Raises:
             StepError: with the child's message and code.
-            InvalidRequestError: the request does not fit its tensors.
+            InvalidRequestError: the request does not fit its tensors, or the engine cannot do what it asks for.
+            OverloadedError: the child's KV cache is full.
         """
-        call = encode_request(request, step_stats=self._step_stats)
-        response = self._exec(request.request_id, call)
-        found: Tensors = {}
-        for tensor in response.output_tensors():
-            found[tensor.name()] = tensor.as_numpy()
-        return decode_result(found, request)
+        request = self._adapter.prepare(request)
+        try:
+            found = self._call(request)
+        except StepError as error:
+            shorter = self._adapter.shorter(request, error)
+            if shorter is None:
+                raise
+            request = shorter
+            found = self._call(request)
+        return self._adapter.decode(found, request)
+
+    def _call(self, request: StepRequest) -> Tensors:
+        try:
+            response = self._exec(request.request_id, self._adapter.encode(request))
+        except StepError as error:
+            raise self._adapter.explain(error, request) from error
+        return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
 
     def _exec(self, request_id: str, call: EncodedCall) -> Any:
         utils = self._utils

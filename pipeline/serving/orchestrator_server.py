@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from pipeline.engine.manifest import MANIFEST_NAME, Manifest
 from pipeline.engine.step import StepModel
 from pipeline.errors import CancelledError, OverloadedError, SpecDecodeError
 from pipeline.orchestrator.request import Chunk, GenerationRequest
@@ -20,6 +21,7 @@ from pipeline.serving.backend import (
 )
 from pipeline.serving.bls import BlsStepModel
 from pipeline.serving.contract import DRAFT_MODEL, TARGET_MODEL
+from pipeline.serving.dialect import OWN, Dialect
 from pipeline.serving.generation import decode_generation, encode_chunk, encode_chunks
 from pipeline.serving.workers import WorkerPool
 from pipeline.spec import DeploymentSpec
@@ -55,7 +57,6 @@ def build_orchestrator(
         EngineError: an engine folder is missing or damaged.
     """
     # Lazily: tests serve other orchestrators, and importing this one costs seconds.
-    from pipeline.engine.manifest import Manifest
     from pipeline.orchestrator.setup import make_orchestrator
     from pipeline.text.tokenizer import Tokenizer
 
@@ -68,6 +69,11 @@ def build_orchestrator(
         draft,
         None if draft is None else Manifest.read(engines_dir / DRAFT_MODEL),
     )
+
+
+def _dialect(folder: Path) -> Dialect:
+    """Of the engine in a folder. Without a manifest it is a step model of another factory, and speaks ours."""
+    return Dialect.of(Manifest.read(folder)) if (folder / MANIFEST_NAME).is_file() else OWN
 
 
 class OrchestratorServer:
@@ -108,19 +114,20 @@ class OrchestratorServer:
         arguments = ModelArguments.from_triton(args)
         spec = DeploymentSpec.model_validate_json((arguments.version_dir / SPEC_FILE).read_text())
 
+        engines_dir = Path(arguments.parameter("engines_dir"))
+
         def connect(name: str, deadline_s: float) -> BlsStepModel:
             return BlsStepModel(
                 name,
                 utils,
                 max_calls=spec.limits.max_requests,  # a request has at most one call in flight
                 deadline_s=deadline_s,
-                step_stats=arguments.parameters.get("step_stats", "true") == "true",
+                dialect=_dialect(engines_dir / name),
             )
 
         target = connect(TARGET_MODEL, spec.deadlines.target_s)
         draft = connect(DRAFT_MODEL, spec.deadlines.draft_s) if spec.draft.uses_model else None
         factory = load_factory(arguments.parameters.get("orchestrator_factory", DEFAULT_ORCHESTRATOR_FACTORY))
-        engines_dir = Path(arguments.parameter("engines_dir"))
         return cls(
             factory(spec, engines_dir, target, draft),
             utils,

@@ -15,8 +15,10 @@ import numpy as np
 
 from pipeline.engine.step import FloatArray, StepRequest
 from pipeline.errors import InvalidRequestError
+from pipeline.sampling.processors import check_tokens
 from pipeline.sampling.rules import RULE_AUTO
 from pipeline.serving.contract import ARRIVAL_PARAMETER, PERF_OUTPUTS, RULE_PARAMETER, STEP_STATS, Array, Tensors
+from pipeline.serving.dialect import OWN, Dialect
 from pipeline.serving.sampling_tensors import decode_sampling, encode_sampling, scalar_of
 
 _INT32_MAX = 2**31 - 1
@@ -52,27 +54,28 @@ class EncodedCall:
     outputs: tuple[str, ...]
 
 
-def encode_request(request: StepRequest, *, step_stats: bool = True, vocab: int | None = None) -> EncodedCall:
+def encode_request(request: StepRequest, dialect: Dialect = OWN) -> EncodedCall:
     """A call as tensors. Beyond `encode_sampling`'s, only what is asked for crosses.
 
     Args:
         request: the call.
-        step_stats: the engine is ours: ask for STEP_STATS, which holds every counter; else for NVIDIA's
-            counters, since an NVIDIA engine refuses names that it does not know.
-        vocab: width of the engine's logits, which NVIDIA's `embedding_bias` must have; ours takes less.
+        dialect: of the engine. Ours is asked for STEP_STATS, which holds every counter; others for NVIDIA's counters,
+            since they refuse names that they do not know.
 
     Raises:
-        InvalidRequestError: draft_logits do not fit the drafts, a number does not fit its tensor, or NVIDIA's
-            engine cannot apply an option.
+        InvalidRequestError: draft_logits do not fit the drafts, a number does not fit its tensor, or the engine cannot
+            apply an option.
     """
     _check(request)
+    if not dialect.own_tensors and dialect.vocab_size is not None:
+        check_tokens(request.sampling, None, dialect.vocab_size)  # an end_id among the padding does no harm
     tensors: Tensors = {
         "input_ids": row(request.input_ids),
         "input_lengths": row([len(request.input_ids)]),
         "request_output_len": row([request.max_new_tokens]),
         # Always explicit: NVIDIA's default is a parameter of the model.
         "exclude_input_in_output": np.array([[True]]),
-        **encode_sampling(request.sampling, nvidia=not step_stats, vocab=vocab),
+        **encode_sampling(request.sampling, dialect),
     }
     if not request.sampling.greedy:
         tensors["seed"] = np.array([[request.seed]], np.uint64)
@@ -82,7 +85,8 @@ def encode_request(request: StepRequest, *, step_stats: bool = True, vocab: int 
             tensors["draft_logits"] = np.ascontiguousarray(request.draft_logits, np.float32)[None]
     if request.end_id is not None:
         tensors["end_id"] = row([request.end_id])
-    if request.min_tokens:
+    # NVIDIA's engines write at the end token's place, also where there is none.
+    if request.min_tokens and (dialect.own_tensors or request.end_id is not None):
         tensors["min_tokens"] = row([request.min_tokens])
     outputs: tuple[str, ...] = ("output_ids",)
     if request.return_logits:
@@ -91,12 +95,11 @@ def encode_request(request: StepRequest, *, step_stats: bool = True, vocab: int 
     if request.return_log_probs:
         tensors["return_log_probs"] = np.array([[True]])
         outputs += ("output_log_probs",)
-    if step_stats:
-        outputs += (STEP_STATS,)
-    else:
-        tensors["return_perf_metrics"] = np.array([[True]])
-        outputs += ("sequence_length", *PERF_OUTPUTS)
-    return EncodedCall(tensors, {RULE_PARAMETER: request.rule, ARRIVAL_PARAMETER: request.arrival}, outputs)
+    if dialect.own_tensors:
+        parameters: dict[str, str | int] = {RULE_PARAMETER: request.rule, ARRIVAL_PARAMETER: request.arrival}
+        return EncodedCall(tensors, parameters, (*outputs, STEP_STATS))
+    tensors["return_perf_metrics"] = np.array([[True]])
+    return EncodedCall(tensors, {}, (*outputs, "sequence_length", *PERF_OUTPUTS))
 
 
 def encode_stop() -> EncodedCall:

@@ -13,7 +13,9 @@ import numpy as np
 from pipeline.common_prefix import common_prefix
 from pipeline.engine.step import FloatArray, KvUse, StepRequest, StepResult
 from pipeline.errors import StepError
+from pipeline.serving.columns import fit_columns
 from pipeline.serving.contract import PERF_OUTPUTS, STEP_STATS, STEP_STATS_FIELDS, Array, Tensors
+from pipeline.serving.dialect import OWN, Dialect
 from pipeline.serving.request_tensors import StepCall, row
 
 
@@ -48,12 +50,17 @@ def encode_stopped() -> Tensors:
     return {"output_ids": np.zeros((1, 1, 0), np.int32), "sequence_length": row([0])}
 
 
-def decode_result(tensors: Mapping[str, Array], request: StepRequest) -> StepResult:
+def decode_result(tensors: Mapping[str, Array], request: StepRequest, dialect: Dialect = OWN) -> StepResult:
     """The result that output tensors describe, for a request sent by `encode_request`.
 
     Without STEP_STATS the answer is an NVIDIA engine's, which counts "tokens returned - 1" as accepted;
     that is wrong when the correction is the end token, so accepted drafts are counted as the common prefix
     there.
+
+    Args:
+        tensors: by name.
+        request: what was sent.
+        dialect: of the engine.
 
     Raises:
         StepError: a tensor is missing, or does not fit the request.
@@ -66,6 +73,8 @@ def decode_result(tensors: Mapping[str, Array], request: StepRequest) -> StepRes
         *counts, compute_s = values
         drafted, accepted, alloc_new, reused, alloc_total, reused_tokens, computed_tokens = map(int, counts)
     else:
+        if dialect.drops_drafts and request.draft_ids and "total_draft_tokens" not in tensors:
+            raise StepError("the engine sent no total_draft_tokens: a dropped draft cannot be told from an end token")
         drafted = _counter(tensors, "total_draft_tokens", len(request.draft_ids))
         accepted = common_prefix(new, request.draft_ids[:drafted])
         alloc_new, reused, alloc_total = (
@@ -80,7 +89,7 @@ def decode_result(tensors: Mapping[str, Array], request: StepRequest) -> StepRes
         output_ids=new,
         total_draft_tokens=drafted,
         total_accepted_draft_tokens=accepted,
-        generation_logits=_generation_logits(tensors, len(new)) if request.return_logits else None,
+        generation_logits=_generation_logits(tensors, len(new), dialect) if request.return_logits else None,
         log_probs=_log_probs(tensors, len(new)) if request.return_log_probs else (),
         kv=KvUse(alloc_new, reused, alloc_total, reused_tokens, computed_tokens),
         compute_s=compute_s,
@@ -103,19 +112,28 @@ def _counters(result: StepResult) -> list[int | float]:
 
 
 def _new_tokens(tensors: Mapping[str, Array], request: StepRequest) -> tuple[int, ...]:
+    """What was generated: without the input, the end token, and what lies behind it."""
     if "output_ids" not in tensors:
         raise StepError("the step model sent no output_ids")
-    ids = tensors["output_ids"].reshape(-1)
+    ids = tensors["output_ids"]
+    if ids.ndim != 3 or ids.shape[:2] != (1, 1):
+        raise StepError(f"output_ids = shape {list(ids.shape)}: must be [1, 1, n]: one sequence, one beam")
+    new: list[int] = ids.reshape(-1).tolist()
+    prompt = list(request.input_ids)
     # Ours sends what is new and nothing else, and is not asked for its length: each tensor costs 20 to 30 us.
-    length = int(tensors["sequence_length"].reshape(-1)[0]) if "sequence_length" in tensors else ids.size
+    length = int(tensors["sequence_length"].reshape(-1)[0]) if "sequence_length" in tensors else len(new)
     # NVIDIA's sequence_length counts the input in some releases, also where the input is left out.
-    if length not in (ids.size, ids.size + len(request.input_ids)):
-        if not 0 <= length < ids.size:
-            raise StepError(f"sequence_length = {length}: output_ids holds {ids.size} tokens")
-        ids = ids[:length]
-    if ids.size > request.max_new_tokens:
-        raise StepError(f"output_ids = {ids.size} tokens: request_output_len was {request.max_new_tokens}")
-    return tuple(ids.tolist())
+    if length not in (len(new), len(new) + len(prompt)):
+        if not 0 <= length < len(new):
+            raise StepError(f"sequence_length = {length}: output_ids holds {len(new)} tokens")
+        new = new[:length]
+    if len(new) > request.max_new_tokens and new[: len(prompt)] == prompt:
+        new = new[len(prompt) :]  # exclude_input_in_output was not heeded
+    if len(new) > request.max_new_tokens:
+        raise StepError(f"output_ids = {len(new)} tokens: request_output_len was {request.max_new_tokens}")
+    if request.end_id in new:
+        new = new[: new.index(request.end_id)]
+    return tuple(new)
 
 
 def _counter(tensors: Mapping[str, Array], name: str, absent: int) -> int:
@@ -131,10 +149,16 @@ def _log_probs(tensors: Mapping[str, Array], new: int) -> tuple[float, ...]:
     return tuple(values.reshape(-1)[:new].tolist())
 
 
-def _generation_logits(tensors: Mapping[str, Array], new: int) -> FloatArray:
+def _generation_logits(tensors: Mapping[str, Array], new: int, dialect: Dialect) -> FloatArray:
+    """[new, vocab]. Padding columns of raw logits hold what the head's empty rows give: they are no tokens."""
     values = tensors.get("generation_logits")
     if values is None:
         raise StepError("the step model sent no generation_logits")
     if values.ndim != 4 or values.shape[:2] != (1, 1) or values.shape[2] < new:
         raise StepError(f"generation_logits = shape {list(values.shape)}: must be [1, 1, {new}, vocab]")
-    return values[0, 0, :new].astype(np.float32, copy=False)
+    logits: FloatArray = values[0, 0, :new].astype(np.float32, copy=False)
+    if not dialect.raw_logits or not new:
+        return logits
+    if not np.isfinite(logits.max()):
+        raise StepError("generation_logits hold numbers that are not finite: no law can be made of them")
+    return fit_columns(logits, dialect.vocab_size, dialect.width)

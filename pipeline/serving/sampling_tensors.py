@@ -11,8 +11,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from pipeline.errors import InvalidRequestError
-from pipeline.sampling.params import TEMPERATURE_EPSILON, SamplingParams
+from pipeline.sampling.params import OPTIONS, TEMPERATURE_EPSILON, TRUNCATIONS, SamplingParams
 from pipeline.serving.contract import Array, Tensors
+from pipeline.serving.dialect import OWN, Dialect
+
+OFF = SamplingParams()
 
 _NAMES = {
     "top_k": "runtime_top_k",
@@ -23,26 +26,21 @@ _NAMES = {
 }
 
 
-def encode_sampling(sampling: SamplingParams, *, nvidia: bool = False, vocab: int | None = None) -> Tensors:
+def encode_sampling(sampling: SamplingParams, dialect: Dialect = OWN) -> Tensors:
     """Options as tensors. Top-k and top-p are always sent, "off" as off: absent, NVIDIA's engines are greedy.
 
     Args:
         sampling: the options; greedy ones go as top_k 1.
-        nvidia: the engine is NVIDIA's, which applies penalties after the temperature: what is subtracted is
-            scaled, so that its law is ours.
-        vocab: width of the engine's logits, or None: `embedding_bias` ends with the last token it names.
+        dialect: of the engine. Where penalties act after the temperature, what is subtracted is scaled, so that the
+            law is ours.
 
     Raises:
-        InvalidRequestError: the engine is NVIDIA's and cannot apply an option, or vocab does not hold a token.
+        InvalidRequestError: the engine cannot make the law that an option asks for.
     """
-    if nvidia and sampling.min_p:
-        raise InvalidRequestError("min_p", sampling.min_p, "TensorRT-LLM engines do not offer it: must be 0")
-    if nvidia and sampling.logit_bias and sampling.repetition_penalty != 1.0:
-        limit = "TensorRT-LLM engines apply it after logit_bias: must be 1 where there is a bias"
-        raise InvalidRequestError("repetition_penalty", sampling.repetition_penalty, limit)
-    tensors: Tensors = {"runtime_top_k": np.array([[1 if sampling.greedy else sampling.top_k]], np.int32)}
+    _refuse(sampling, dialect)
+    tensors: Tensors = {"runtime_top_k": np.array([[_top_k(sampling, dialect)]], np.int32)}
     scale = 1.0
-    if nvidia:
+    if dialect.temperature_first:
         scale = (1.0 if sampling.greedy else sampling.temperature) + TEMPERATURE_EPSILON
     options: dict[str, float] = {}
     if not sampling.greedy:
@@ -57,10 +55,34 @@ def encode_sampling(sampling: SamplingParams, *, nvidia: bool = False, vocab: in
         options["frequency_penalty"] = sampling.frequency_penalty / scale
     tensors.update({name: np.array([[value]], np.float32) for name, value in options.items()})
     if sampling.logit_bias:
-        tensors["embedding_bias"] = _dense_bias(sampling.logit_bias, vocab)[None]
+        tensors["embedding_bias"] = _dense_bias(sampling.logit_bias, dialect.vocab_size)[None]
     if sampling.bad_words:
         tensors["bad_words_list"] = _flat_words(sampling.bad_words)[None]
     return tensors
+
+
+def _refuse(sampling: SamplingParams, dialect: Dialect) -> None:
+    # A greedy choice is sent as such: what acts behind the logits does not matter to it.
+    sent = [name for name in OPTIONS if not (sampling.greedy and name in TRUNCATIONS)]
+    for name in sent:
+        value = getattr(sampling, name)
+        if value != getattr(OFF, name) and name not in dialect.options:
+            limit = f"the engine cannot apply it; it applies {', '.join(dialect.options)}"
+            raise InvalidRequestError(name, value, limit)
+    if dialect.temperature_first and sampling.logit_bias and sampling.repetition_penalty != 1.0:
+        limit = "the engine applies it after the bias, which is another law: must be 1 where there is a bias"
+        raise InvalidRequestError("repetition_penalty", sampling.repetition_penalty, limit)
+
+
+def _top_k(sampling: SamplingParams, dialect: Dialect) -> int:
+    if sampling.greedy:
+        return 1
+    if dialect.vocab_size is not None and sampling.top_k >= dialect.vocab_size:
+        return 0  # keeps all
+    if dialect.max_top_k is not None and sampling.top_k > dialect.max_top_k:
+        limit = f"the engine keeps at most {dialect.max_top_k}: must be 0 (off) or at most that"
+        raise InvalidRequestError("top_k", sampling.top_k, limit)
+    return sampling.top_k
 
 
 def decode_sampling(tensors: Mapping[str, Array]) -> SamplingParams:

@@ -94,7 +94,7 @@ class TargetScript:
     Attributes:
         tokens: the script; an end token in it ends the answer.
         prompt_tokens: length of the prompt.
-        verifies: drafts looked at per call at most.
+        verifies: drafts looked at per call at most; with 0 the call goes on as plain decoding, as engines do.
     """
 
     tokens: Sequence[int]
@@ -112,14 +112,14 @@ class TargetScript:
         assert not request.draft_ids or request.max_new_tokens == len(request.draft_ids) + 1
         used = request.draft_ids[: self.verifies]
         output: list[int] = []
-        for i in range(len(used) + 1 if request.draft_ids else request.max_new_tokens):
+        for i in range(len(used) + 1 if used else request.max_new_tokens):
             token = self.at(start + i)
             if token == request.end_id and i < request.min_tokens:
                 token = INSTEAD
             if token == request.end_id:
                 break
             output.append(token)
-            if request.draft_ids and (i == len(used) or used[i] != token):
+            if used and (i == len(used) or used[i] != token):
                 break
         log_probs = tuple(-float(start + i) for i in range(len(output))) if request.return_log_probs else ()
         return StepResult(tuple(output), len(used), kv=KvUse(computed_tokens=len(used) + 1), log_probs=log_probs)

@@ -209,6 +209,16 @@ def test_a_target_that_drops_drafts(verifies: int) -> None:
         assert outcome.statistics.num_draft_tokens == outcome.statistics.spec_rounds == 0
 
 
+@pytest.mark.parametrize(("verifies", "rounds"), [(0, 0), (1, 8)])
+def test_dropped_drafts_say_nothing_about_a_round(verifies: int, rounds: int) -> None:
+    """Without any left the call was plain decoding: neither its time nor its tokens are those of a verify."""
+    watching = Watching()
+    outcome = run(make_rig(SCRIPT, controllers=watching, verifies=verifies))
+    assert outcome.text == SCRIPT[:20]
+    drafted = [seen for seen in watching.seen if seen.key is not None]
+    assert len(drafted) == rounds and all(seen.drafted == verifies for seen in drafted)
+
+
 def test_what_is_reproducible() -> None:
     """Greedy always; sampled with a fixed K, where the engine is deterministic and drops no drafts."""
     cases = [

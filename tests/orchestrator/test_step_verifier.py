@@ -41,7 +41,8 @@ def verify(output: tuple[int, ...], used: int, drafts: tuple[int, ...] = (1, 2, 
         ((), 3, 0, True),
         ((1, 2), 1, 1, False),  # one draft verified: the second token is a bonus, though a draft said it too
         ((1,), 1, 1, True),
-        ((1,), 0, 0, False),
+        ((4, 5, 6, 7), 0, 0, False),  # all dropped: plain decoding of K + 1 tokens
+        ((1,), 0, 0, True),  # ... that met the end token, though it began as the drafts did
         ((), 0, 0, True),
     ],
 )
@@ -61,16 +62,18 @@ def test_any_engine(drafts: list[int], own: list[int], used: int) -> None:
     used = min(used, len(drafts))
     output: list[int] = []
     accepted = 0
-    for i in range(used + 1):
-        if own[i] == 3:
+    ended = False
+    for i in range(used + 1 if used else len(drafts) + 1):
+        ended = own[i] == 3
+        if ended:
             break
         output.append(own[i])
-        if i == used or own[i] != drafts[i]:
+        if used and (i == used or own[i] != drafts[i]):
             break
-        accepted += 1
+        accepted += i < used
     verdict = verify(tuple(output), used, tuple(drafts))
     assert (verdict.accepted, verdict.drafted) == (accepted, used)
-    assert verdict.ended == (own[len(output)] == 3 if len(output) <= accepted else False)
+    assert verdict.ended == ended
 
 
 @pytest.mark.parametrize(("output", "ended"), [((1, 2, 3), False), ((1, 2), True), ((), True)])

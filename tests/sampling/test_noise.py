@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.sampling import noise as module
 from pipeline.sampling.noise import choose, choose_dense, exponentials, noise_keys
 
 GOLDEN_KEY = 834844254806117752
@@ -100,15 +99,14 @@ def by_hand(law: np.ndarray, key: int, ids: np.ndarray) -> int:
     vocab=st.integers(1, 300),
     peak=st.sampled_from([0.0, 1.0, 6.0, 40.0]),
     cut=st.sampled_from([0.0, 0.5, 0.95]),
-    block=st.sampled_from([1, 500, 1 << 16]),
     reduced=st.booleans(),
     double=st.booleans(),
     seed=SEEDS,
 )
 def test_choice_is_the_definition(
-    rows: int, vocab: int, peak: float, cut: float, block: int, reduced: bool, double: bool, seed: int
+    rows: int, vocab: int, peak: float, cut: float, reduced: bool, double: bool, seed: int
 ) -> None:
-    """Whatever is skipped on the way: sparse laws, blocks of any size, reduced heads, a device's own path."""
+    """Whatever is skipped on the way: sparse laws, reduced heads, a device's own path."""
     generator = torch.Generator().manual_seed(seed % 2**31)
     law = torch.softmax(torch.randn(rows, vocab, generator=generator) * peak, -1)
     law *= torch.rand(rows, vocab, generator=generator) >= cut
@@ -117,20 +115,20 @@ def test_choice_is_the_definition(
     ids = torch.randperm(1000, generator=generator)[:vocab].sort().values if reduced else torch.arange(vocab)
     keys = torch.from_numpy(noise_keys([seed + row for row in range(rows)], np.array([[3]]))[:, 0])
     expected = [by_hand(law[row].numpy(), int(keys[row]), ids.numpy()) for row in range(rows)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK_ELEMENTS", block)
-        assert choose(law, keys, ids if reduced else None).tolist() == expected
+    assert choose(law, keys, ids if reduced else None).tolist() == expected
     assert choose_dense(law, keys, ids).tolist() == expected
 
 
-def test_choice_of_a_large_vocabulary() -> None:
+@pytest.mark.parametrize("reduced", [False, True])
+def test_choice_of_a_large_vocabulary(reduced: bool) -> None:
     vocab, rows = 50_001, 12
+    ids = torch.arange(vocab) * 2 + 1 if reduced else None
     law = torch.softmax(-1.3 * torch.arange(1, vocab + 1).log()[torch.rand(rows, vocab).argsort(-1)], -1)
     keys = torch.from_numpy(noise_keys([4], np.arange(rows)[None])[0])
-    chosen = choose(law, keys)
-    assert torch.equal(chosen, choose_dense(law, keys, torch.arange(vocab)))
+    chosen = choose(law, keys, ids)
+    assert torch.equal(chosen, choose_dense(law, keys, torch.arange(vocab) if ids is None else ids))
     for row in range(rows):
-        assert choose(law[row : row + 1], keys[row : row + 1]).item() == chosen[row]
+        assert choose(law[row : row + 1], keys[row : row + 1], ids).item() == chosen[row]
 
 
 def test_laws_with_nothing_possible_harm_nobody() -> None:

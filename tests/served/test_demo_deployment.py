@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.client.bench_concurrency import Crowd
 from pipeline.client.bench_served import ServedBench
 from pipeline.client.demo import TIE
 from pipeline.client.prompts import Prompt
@@ -51,6 +52,18 @@ def test_greedy_text_is_the_same_for_every_k(client: SpecDecodeClient, tokenizer
     _, last = ask(client, num_draft_tokens=3)
     assert last.statistics is not None
     assert last.statistics["num_draft_tokens"] > last.statistics["num_accepted_draft_tokens"] > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_crowd_is_measured(demo_server: TritonServer, tokenizer: Tokenizer, temperature: float) -> None:
+    prompts = [Prompt("chat", f"{number}: {PROMPT}") for number in range(3)]
+    with Crowd(demo_server.grpc_address, 3, tokenizer, tokenizer.eos_id, 12) as crowd:
+        for order in (0, 1):
+            pair = crowd.pair(prompts, temperature, order)
+            assert 3 <= pair.plain.tokens <= 36 and 3 <= pair.speculative.tokens <= 36
+            assert temperature > 0 or pair.plain.tokens == pair.speculative.tokens
+            assert 0 < pair.speculative.first_token_s <= pair.speculative.seconds
+            assert pair.speculative.accepted <= pair.speculative.drafted
 
 
 def test_rounds_reuse_the_kv_of_what_is_committed(client: SpecDecodeClient) -> None:

@@ -14,6 +14,7 @@ from pipeline.engine.step import StepRequest
 from pipeline.errors import InvalidRequestError, StepError
 from pipeline.serving.bls import STOP_THREADS, BlsStepModel
 from pipeline.serving.contract import STEP_STATS
+from pipeline.serving.dialect import Dialect
 
 from .fakes import InferenceResponse, Tensor, TritonError, Utils
 
@@ -45,7 +46,7 @@ def test_call() -> None:
 
 def test_nvidia_engine_is_asked_for_its_own_outputs() -> None:
     seen: list[dict[str, Any]] = []
-    model = connect(lambda fields: seen.append(fields) or answer(8), step_stats=False)
+    model = connect(lambda fields: seen.append(fields) or answer(8), dialect=Dialect(own_tensors=False))
     model.submit(StepRequest("r", (7,), 1)).result(5)
     assert STEP_STATS not in seen[0]["requested_output_names"]
     assert "total_draft_tokens" in seen[0]["requested_output_names"]

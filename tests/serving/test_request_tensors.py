@@ -11,14 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engine.step import StepRequest
+from pipeline.engine.tensorrt_capabilities import TENSORRT_LLM_CAPABILITIES
 from pipeline.errors import InvalidRequestError
 from pipeline.sampling.params import GREEDY, SamplingParams
 from pipeline.serving.contract import STEP, STEP_STATS, Tensors
+from pipeline.serving.dialect import Dialect
 from pipeline.serving.request_tensors import decode_request, encode_request, encode_stop, is_stop
 from pipeline.serving.sampling_tensors import encode_sampling
 
 TOKENS = st.integers(0, 2**31 - 1)
 VOCAB = 5
+ABLE = TENSORRT_LLM_CAPABILITIES
+NVIDIA = Dialect(
+    own_tensors=False, options=ABLE.options, temperature_first=True, max_top_k=ABLE.max_top_k, vocab_size=5000
+)
 
 
 @st.composite
@@ -70,7 +76,9 @@ def through_triton(tensors: Tensors) -> Tensors:
 
 @given(requests(), st.booleans())
 def test_round_trip(request: StepRequest, with_vocab: bool) -> None:
-    sent = encode_request(request, vocab=64 if with_vocab else None)
+    # top_k beyond the vocabulary is sent as off, which is another way to say the same
+    with_vocab = with_vocab and request.sampling.top_k < 64
+    sent = encode_request(request, Dialect(vocab_size=64 if with_vocab else None))
     call = decode_request(through_triton(sent.tensors), sent.parameters, request.request_id)
     found = call.request
     for name in (
@@ -129,34 +137,67 @@ def test_only_what_is_set_crosses() -> None:
 
 def test_bias_and_bad_words_have_nvidias_form() -> None:
     sampling = SamplingParams(logit_bias=((2, 1.5), (0, -1.0), (2, 0.25)), bad_words=((7,), (8, 9, 4)))
-    tensors = encode_sampling(sampling, vocab=5)
+    tensors = encode_sampling(sampling, Dialect(vocab_size=5))
     assert tensors["embedding_bias"].tolist() == [[-1.0, 0.0, 1.75, 0.0, 0.0]]
     assert tensors["bad_words_list"].tolist() == [[[7, 8, 9, 4], [1, 4, -1, -1]]]
     assert encode_sampling(sampling)["embedding_bias"].shape == (1, 3)
     with pytest.raises(InvalidRequestError, match=r"logit_bias = 2: must be a token id in \[0, 2\)"):
-        encode_sampling(sampling, vocab=2)
+        encode_sampling(sampling, Dialect(vocab_size=2))
 
 
 def test_nvidias_engines_apply_penalties_after_the_temperature() -> None:
     options = SamplingParams(0.5, repetition_penalty=1.5, presence_penalty=0.25, frequency_penalty=-1.0)
-    sent = encode_request(StepRequest("r", (1,), 1, sampling=options), step_stats=False).tensors
+    sent = encode_request(StepRequest("r", (1,), 1, sampling=options), NVIDIA).tensors
     np.testing.assert_allclose(sent["presence_penalty"], 0.25 / (0.5 + 1e-6), rtol=1e-6)
     np.testing.assert_allclose(sent["frequency_penalty"], -1.0 / (0.5 + 1e-6), rtol=1e-6)
     assert sent["repetition_penalty"].item() == 1.5
-    greedy = encode_request(StepRequest("r", (1,), 1, sampling=SamplingParams(presence_penalty=0.25)), step_stats=False)
+    greedy = encode_request(StepRequest("r", (1,), 1, sampling=SamplingParams(presence_penalty=0.25)), NVIDIA)
     np.testing.assert_allclose(greedy.tensors["presence_penalty"], 0.25, rtol=1e-5)  # no temperature is sent
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (SamplingParams(1.0, min_p=0.5), "min_p = 0.5: TensorRT-LLM engines do not offer it"),
-        (SamplingParams(repetition_penalty=2.0, logit_bias=((1, 1.0),)), "repetition_penalty = 2.0: TensorRT-LLM"),
+        (SamplingParams(1.0, min_p=0.5), "min_p = 0.5: the engine cannot apply it; it applies temperature, top_k"),
+        (SamplingParams(repetition_penalty=2.0, logit_bias=((1, 1.0),)), "repetition_penalty = 2.0: .*after the bias"),
+        (SamplingParams(1.0, top_k=1025), "top_k = 1025: the engine keeps at most 1024"),
+        (SamplingParams(1.0, logit_bias=((5000, 1.0),)), r"logit_bias = 5000: must be a token id in \[0, 5000\)"),
     ],
 )
 def test_what_nvidias_engines_cannot_do_is_refused(options: SamplingParams, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        encode_request(StepRequest("r", (1,), 1, sampling=options), step_stats=False)
+        encode_request(StepRequest("r", (1,), 1, sampling=options), NVIDIA)
+
+
+def test_top_k_that_keeps_all_is_off() -> None:
+    """The engine would cut it to 1024, which may be less than the vocabulary."""
+    for top_k, sent in ((4999, None), (5000, 0), (10**6, 0), (1024, 1024)):
+        request = StepRequest("r", (1,), 1, sampling=SamplingParams(1.0, top_k=top_k))
+        if sent is None:
+            with pytest.raises(InvalidRequestError, match="top_k"):
+                encode_request(request, NVIDIA)
+        else:
+            assert encode_request(request, NVIDIA).tensors["runtime_top_k"].item() == sent
+
+
+def test_nvidias_engines_are_sent_nothing_of_ours() -> None:
+    """Unknown outputs are an error there, parameters mean nothing, and it throws without the first two outputs."""
+    sent = encode_request(StepRequest("r", (1,), 1, rule="token", arrival=3), NVIDIA)
+    assert not sent.parameters and STEP_STATS not in sent.outputs
+    assert {"output_ids", "sequence_length", "total_draft_tokens"} <= set(sent.outputs)
+
+
+def test_nvidias_engines_are_sent_no_place_outside_their_logits() -> None:
+    """They write where they are told: min_tokens at the end token, bad words and bias at theirs."""
+    quiet = encode_request(StepRequest("r", (1,), 1, min_tokens=3), NVIDIA)
+    assert "min_tokens" not in quiet.tensors
+    assert encode_request(StepRequest("r", (1,), 1, end_id=2, min_tokens=3), NVIDIA).tensors["min_tokens"].item() == 3
+    for name, request in (
+        ("bad_words", StepRequest("r", (1,), 1, sampling=SamplingParams(bad_words=((1, 5000),)))),
+        ("logit_bias", StepRequest("r", (1,), 1, sampling=SamplingParams(logit_bias=((5000, 1.0),)))),
+    ):
+        with pytest.raises(InvalidRequestError, match=rf"{name} = 5000: must be a token id in \[0, 5000\)"):
+            encode_request(request, NVIDIA)
 
 
 def minimal(**changes: Any) -> Tensors:

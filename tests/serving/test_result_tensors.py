@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline.engine.step import KvUse, StepRequest, StepResult
 from pipeline.errors import StepError
 from pipeline.serving.contract import STEP, Tensors
+from pipeline.serving.dialect import OWN, Dialect
 from pipeline.serving.request_tensors import StepCall, decode_request, encode_request
 from pipeline.serving.result_tensors import decode_result, encode_result, encode_stopped
 
@@ -40,8 +41,11 @@ def exchanges(draw: st.DrawFn) -> tuple[StepRequest, StepResult]:
     return request, result
 
 
-def answer(request: StepRequest, result: StepResult, *, step_stats: bool) -> Tensors:
-    sent = encode_request(request, step_stats=step_stats)
+NVIDIA = Dialect(own_tensors=False, drops_drafts=True)
+
+
+def answer(request: StepRequest, result: StepResult, dialect: Dialect) -> Tensors:
+    sent = encode_request(request, dialect)
     tensors = encode_result(result, decode_request(sent.tensors, sent.parameters, "r"), sent.outputs)
     for name, array in tensors.items():
         spec = STEP.output(name)
@@ -53,7 +57,7 @@ def answer(request: StepRequest, result: StepResult, *, step_stats: bool) -> Ten
 @given(exchanges())
 def test_round_trip(exchange: tuple[StepRequest, StepResult]) -> None:
     request, result = exchange
-    found = decode_result(answer(request, result, step_stats=True), request)
+    found = decode_result(answer(request, result, OWN), request)
     for name in ("output_ids", "total_draft_tokens", "total_accepted_draft_tokens", "log_probs", "kv", "compute_s"):
         assert getattr(found, name) == getattr(result, name)
     if result.generation_logits is None:
@@ -65,7 +69,7 @@ def test_round_trip(exchange: tuple[StepRequest, StepResult]) -> None:
 @given(exchanges())
 def test_nvidia_outputs_alone(exchange: tuple[StepRequest, StepResult]) -> None:
     request, result = exchange
-    found = decode_result(answer(request, result, step_stats=False), request)
+    found = decode_result(answer(request, result, NVIDIA), request, NVIDIA)
     assert found.output_ids == result.output_ids
     assert found.total_draft_tokens == result.total_draft_tokens
     assert found.kv == KvUse(result.kv.alloc_new_blocks, result.kv.reused_blocks, result.kv.alloc_total_blocks)

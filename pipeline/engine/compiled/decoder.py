@@ -59,10 +59,10 @@ class CompiledDecoder(Decoder):
             tokens=tokens_per_block,
             lanes=lanes,
         )
-        count = threads or len(os.sched_getaffinity(0))
-        self._shape = shape_of(config, self._head_width, count)
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self._shape = shape_of(config, self._head_width, self.threads)
         self._weights = pack(config, weights, dtype, max_seq_len)
-        self._team = Team(count, config.num_layers)
+        self._team = Team(self.threads, config.num_layers)
         self._tile_tokens = max(1, MAX_ROWS // (config.num_heads // config.num_kv_heads))
         self._wanted = 0
         self._room = (0, 0)
@@ -146,7 +146,7 @@ class CompiledDecoder(Decoder):
                 scores=_floats(tile_rows, blocks * self._pool.lanes),
                 part=_floats(2 * tile_rows, shape.dim_wide),
             )
-            for _ in range(self._team.threads)
+            for _ in range(self.threads)
         ]
 
 

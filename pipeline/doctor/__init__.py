@@ -1,0 +1,1 @@
+"""Checks a deployment before it is built or started: `specdec doctor`."""

@@ -1,0 +1,101 @@
+"""Whether GPUs, driver and container are what TensorRT-LLM engines need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pipeline.doctor.check import Check
+from pipeline.doctor.deployment import Deployment
+from pipeline.doctor.finding import Finding
+from pipeline.tensorrt_spec import RELEASE
+
+OLDEST_GPU = (8, 0)  # verification of external drafts: NVIDIA's draft-target example
+OLDEST_FP8_GPU = (8, 9)
+OLDEST_DRIVER = 580  # CUDA 13, in NVIDIA's Triton images from 25.11 on
+FIRST_TAG, LAST_TAG = (26, 4), (26, 7)  # Triton images that carry TensorRT-LLM 1.2.1
+_TAG = re.compile(r":(\d\d)\.(\d\d)-trtllm")
+
+
+class GpusPresent(Check):
+    """Number, compute capability and driver of the GPUs."""
+
+    name = "GPUs"
+
+    def findings(self, deployment: Deployment) -> Iterator[Finding]:
+        spec, gpus = deployment.spec, deployment.machine.gpus
+        if spec.engine != "tensorrt_llm":
+            return
+        wanted = {device for role in spec.model_roles for device in spec.step_model(role).device_ids}
+        if not gpus:
+            yield self.not_checked(
+                "no GPU is seen here (nvidia-smi is missing or lists none)",
+                f"engine: tensorrt_llm needs {len(wanted)}, of compute capability 8.0 or later",
+                "run doctor on the GPU machine (a container needs --gpus all)",
+            )
+            return
+        missing = sorted(wanted - {gpu.index for gpu in gpus})
+        if missing:
+            yield self.error(
+                f"the spec uses GPUs {sorted(wanted)}, GPU {missing[0]} is not here ({len(gpus)} seen)",
+                "its ranks cannot start",
+                "`gpus:` of GPUs that are here, or a smaller split",
+            )
+        fp8 = any(spec.step_model(role).weights == "fp8" for role in spec.model_roles)
+        least = OLDEST_FP8_GPU if fp8 else OLDEST_GPU
+        for gpu in gpus:
+            if gpu.index in wanted and _numbers(gpu.architecture) < least:
+                yield self.error(
+                    f"GPU {gpu.index} ({gpu.name}) has compute capability {gpu.architecture}, needed is "
+                    f"{least[0]}.{least[1]}",
+                    "weights: fp8 has no arithmetic there" if fp8 else "engines that verify drafts do not run there",
+                    "another GPU" + (", or weights: int8" if fp8 else ""),
+                )
+        driver = gpus[0].driver
+        major = driver.partition(".")[0]
+        if major.isdigit() and int(major) < OLDEST_DRIVER:
+            yield self.error(
+                f"driver {driver} is older than {OLDEST_DRIVER}",
+                f"the images with TensorRT-LLM {RELEASE} use CUDA 13",
+                f"driver {OLDEST_DRIVER} or later (data-centre GPUs: NVIDIA's forward-compatibility package works too)",
+            )
+        else:
+            yield self.ok(f"{len(gpus)} x {gpus[0].name}, driver {driver}")
+
+
+class Container(Check):
+    """The image that the spec names, and what is installed here."""
+
+    name = "container"
+
+    def findings(self, deployment: Deployment) -> Iterator[Finding]:
+        if deployment.spec.engine != "tensorrt_llm":
+            return
+        image = deployment.spec.tensorrt_llm.container
+        why = f"engines are compiled and served by TensorRT-LLM {RELEASE}; 1.3.0rc21 and later have no engines"
+        first, last = ("{}.{:02}".format(*tag) for tag in (FIRST_TAG, LAST_TAG))
+        match = _TAG.search(image)
+        if match is None:
+            yield self.not_checked(
+                f"tensorrt_llm.container = {image}: its tag says no release", why, f"see that it has {RELEASE}"
+            )
+        elif not FIRST_TAG <= (int(match[1]), int(match[2])) <= LAST_TAG:
+            yield self.error(
+                f"tensorrt_llm.container = {image}: {RELEASE} is in {first} to {last}",
+                why,
+                f"a tag of {first} to {last}",
+            )
+        else:
+            yield self.ok(f"{image} has TensorRT-LLM {RELEASE}")
+        found = deployment.machine.tensorrt_llm
+        if found is None:
+            yield self.not_checked("TensorRT-LLM is not installed here", why, f"run doctor inside {image}")
+        elif found != RELEASE:
+            yield self.error(f"TensorRT-LLM {found} is installed here, needed is {RELEASE}", why, f"run inside {image}")
+        else:
+            triton = deployment.machine.triton
+            yield self.ok(f"TensorRT-LLM {found} is installed" + (f", Triton {triton}" if triton else ""))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
