@@ -10,16 +10,15 @@ from pipeline import __version__
 from pipeline.engine.manifest import (
     MANIFEST_NAME,
     MANIFEST_VERSION,
-    Capabilities,
     CostTable,
     Limits,
     Manifest,
     TensorRTFacts,
 )
+from pipeline.engine.tensorrt_capabilities import TENSORRT_LLM_CAPABILITIES
 from pipeline.engine.tensorrt_config import CONFIG_NAME, TensorRTEngineConfig, engine_name
 from pipeline.planning.constants import DEFAULT
 from pipeline.planning.gpus import find_gpu, recognise
-from pipeline.sampling.params import OPTIONS
 from pipeline.spec import DeploymentSpec, Role
 from pipeline.tensorrt_spec import kv_blocks
 from pipeline.text.tokenizer import Tokenizer
@@ -27,18 +26,6 @@ from pipeline.text.tokenizer import Tokenizer
 USUAL_GPU = "H100-SXM"  # whose bandwidth estimates a cost on a GPU that is not in the table
 COST_CONTEXT = 256
 FLAT_UP_TO = 64  # new tokens that a pass takes at the price of one, while it waits for memory
-
-# TensorRT-LLM has no min_p, computes no log-probs with external drafts, and its scheduler may drop drafts. Without
-# draft_logits it draws anew after a mismatch, so that `match` would not be exact; rejection sampling is `token`.
-CAPABILITIES = Capabilities(
-    rules=("token",),
-    draft_options=("temperature",),
-    options=tuple(option for option in OPTIONS if option != "min_p"),
-    generation_logits="raw",
-    log_probs=False,
-    drops_drafts=True,
-    deterministic=False,
-)
 
 
 def make_manifest(
@@ -82,10 +69,11 @@ def make_manifest(
         dtype=spec.dtype,
         vocab_size=tokenizer.vocab_size,
         padded_vocab_size=config.padded_vocab_size,
+        engine_vocab_size=config.vocab_size,
         end_id=tokenizer.eos_id if tokenizer.eos_id is not None else end_id,
         files=files,
         limits=limits,
-        capabilities=CAPABILITIES,
+        capabilities=TENSORRT_LLM_CAPABILITIES,
         cost=estimated_cost((engine / engine_name(0)).stat().st_size, config, gpu_name),
         built_with={"specdec": __version__, "tensorrt_llm": facts.tensorrt_llm, "tensorrt": facts.tensorrt},
         tensorrt=facts,

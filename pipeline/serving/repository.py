@@ -74,7 +74,6 @@ def render_repository(spec: DeploymentSpec, destination: Path, options: Reposito
     parameters = {
         "engines_dir": str(engines),
         "orchestrator_factory": options.orchestrator_factory,
-        "step_stats": "false" if on_tensorrt else "true",  # a tensor of our own, which NVIDIA's backend has not
     }
     _render_program(SPEC_DECODE_MODEL, SPEC_DECODE, parameters, options.templates, destination)
     for role in spec.model_roles:

@@ -16,7 +16,9 @@ from model_folders import VOCAB, WORDS, write_model, write_tokenizer
 from pipeline import spec as spec_module
 from pipeline.engine.fit import read_engine_manifest
 from pipeline.engine.manifest import Manifest
+from pipeline.engine.tensorrt_capabilities import TENSORRT_LLM_CAPABILITIES
 from pipeline.errors import EngineError
+from pipeline.serving.dialect import Dialect
 from pipeline.spec import DeploymentSpec
 
 EVERYTHING = ["convert target", "build target", "convert draft", "build draft"]
@@ -73,9 +75,12 @@ def test_both_engines_and_their_manifests(fake: FakeTensorRT) -> None:
         facts = manifest.tensorrt
         assert (facts.tensorrt_llm, facts.tensorrt, facts.compute_capability) == ("1.2.1", "10.14.1.48", "9.0")
         assert (manifest.vocab_size, manifest.padded_vocab_size) == (len(WORDS), VOCAB)
-        assert manifest.capabilities.rules == ("token",) and manifest.capabilities.drops_drafts
-        assert manifest.capabilities.draft_options == ("temperature",)
-        assert "min_p" not in manifest.capabilities.options and manifest.end_id == WORDS.index("</s>")
+        assert manifest.capabilities == TENSORRT_LLM_CAPABILITIES
+        # How the adapter will speak with it: nothing of ours, over all columns of the weights.
+        dialect = Dialect.of(manifest)
+        assert not dialect.own_tensors and dialect.one_hot_logits and dialect.temperature_first
+        assert (dialect.vocab_size, dialect.width, dialect.max_seq_len) == (VOCAB, VOCAB, manifest.limits.max_seq_len)
+        assert manifest.end_id == WORDS.index("</s>")
         assert not manifest.cost.measured and manifest.cost.seconds(1) > 0
         # 4 requests of 48 + 4 + 1 tokens in blocks of 8
         assert manifest.limits.kv_blocks == 4 * 7

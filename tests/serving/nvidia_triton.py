@@ -19,8 +19,7 @@ NUMPY = {"INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "FP16": np.fl
 NUMPY |= {"BOOL": np.bool_, "UINT8": np.uint8, "STRING": np.object_}
 _SCALARS = {
     "INT32": "input_lengths request_output_len num_return_sequences end_id pad_id beam_width runtime_top_k min_tokens "
-    "runtime_top_p_reset_ids encoder_output_lengths decoder_input_lengths prompt_vocab_size retention_decode_priority "
-    "retention_decode_duration_ms lookahead_window_size lookahead_ngram_size lookahead_verification_set_size",
+    "runtime_top_p_reset_ids encoder_output_lengths decoder_input_lengths prompt_vocab_size",
     "FP32": "temperature runtime_top_p runtime_top_p_min runtime_top_p_decay len_penalty repetition_penalty "
     "presence_penalty frequency_penalty beam_search_diversity_rate draft_acceptance_threshold",
     "UINT64": "seed lora_task_id",
@@ -46,6 +45,13 @@ _ARRAYS = {
     "retention_token_range_durations_ms": ("INT32", (-1,)),
     "guided_decoding_guide_type": ("STRING", (1,)),
     "guided_decoding_guide": ("STRING", (1,)),
+    "encoder_input_features": ("FP16", (-1, -1)),
+    "cross_attention_mask": ("BOOL", (-1, -1)),
+    "skip_cross_attn_blocks": ("BOOL", (1,)),
+    "mrope_rotary_cos_sin": ("FP32", (-1,)),
+    "mrope_position_deltas": ("INT64", (1,)),
+    **{f"retention_decode_{name}": ("INT32", (1,)) for name in ("priority", "duration_ms")},
+    **{f"lookahead_{name}_size": ("INT32", (1,)) for name in ("window", "ngram", "verification_set")},
 }
 REQUIRED = ("input_ids", "input_lengths", "request_output_len")
 OUTPUTS = {

@@ -26,7 +26,7 @@ from pipeline.serving.server import ServerOptions, TritonServer
 from .conftest import stop_and_check
 from .nvidia_deployment import DRAFT, END, TARGET, Letters, Setting, other, write_stand_ins
 from .nvidia_triton import HANGING_LENGTH
-from .round_law import PROMPT, Law, continued
+from .round_law import PROMPT, Law, continued, next_law
 from .support import GrpcStream
 
 TAIL = 1e-10
@@ -65,6 +65,24 @@ def answers(setting: Setting, sampling: SamplingParams = OPTIONS, count: int = S
 @pytest.mark.parametrize("k", [1, 2])
 def test_answers_have_the_targets_law(kind: str, k: int) -> None:
     assert smallest_tail(answers(Setting(kind=kind, k=k))) > TAIL
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"max_input_len": 3},  # a context shorter than the target's
+        {"vocab": 3, "padded": 3},  # without a token of the prompt
+    ],
+)
+def test_a_draft_that_cannot_goes_without(broken: dict[str, int]) -> None:
+    """The request is answered by the target alone, and says that its draft failed."""
+    setting = Setting(k=2, draft=other(DRAFT, **broken))
+    (chunk,) = setting.orchestrator().generate(GenerationRequest(TEXT, 4, exclude_input_in_output=True, end_id=-1))
+    expected: tuple[int, ...] = ()
+    while len(expected) < 4:
+        expected += (max(next_law(TARGET, SamplingParams(), 0, expected)),)
+    assert chunk.token_ids == expected and chunk.finish_reason == "length"
+    assert chunk.statistics is not None and chunk.statistics.draft_failures == 1
 
 
 def test_planted_one_seed_for_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
