@@ -5,9 +5,11 @@ SPEC ?= build/profiles/demo.yaml
 VENV := .venv
 ifdef SPECDEC_BIN
 BIN := $(SPECDEC_BIN)
+RUN := $(PYTHON)
 READY :=
 else
 BIN := $(VENV)/bin
+RUN := $(BIN)/python
 READY := $(VENV)/.ready
 endif
 export PROMPT
@@ -19,7 +21,7 @@ demo: engines
 	@$(BIN)/specdec demo --spec $(SPEC)
 
 test: engines
-	$(BIN)/python -m pytest $(ARGS)
+	$(RUN) -m pytest $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .
@@ -57,7 +59,7 @@ doctor: venv
 
 # The demo pair as TensorRT engines: build, serve, conformance, a short benchmark, one report. Needs a GPU (docs/gpu.md).
 gpu-check: venv
-	@$(BIN)/python3 build/gpu_check.py
+	@$(RUN) build/gpu_check.py
 
 stop: venv
 	@$(BIN)/specdec stop --spec $(SPEC)

@@ -18,6 +18,7 @@ from pipeline.spec import ROOT, DeploymentSpec, Role
 
 CALIBRATION_SAMPLES = 512
 TIMING_CACHE = "timing.cache"
+WORKERS = "--workers"
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def convert_arguments(spec: DeploymentSpec, role: Role) -> tuple[str, ...]:
             *parallel,
         )
     weight_only = ("--use_weight_only", "--weight_only_precision", part.weights) if part.weights != "float16" else ()
-    return ("--dtype", spec.dtype, *parallel, "--workers", str(_workers(spec, role)), *weight_only)
+    return ("--dtype", spec.dtype, *parallel, WORKERS, str(_workers(spec, role)), *weight_only)
 
 
 def build_arguments(spec: DeploymentSpec, role: Role, shape: ModelShape) -> tuple[str, ...]:
@@ -110,7 +111,7 @@ def build_arguments(spec: DeploymentSpec, role: Role, shape: ModelShape) -> tupl
     if role == "draft" and spec.draft.sampling == "q":
         # Said to be deprecated, but the Triton backend never sets the runtime option that replaces it.
         arguments += ["--gather_generation_logits"]
-    arguments += ["--workers", str(_workers(spec, role))]
+    arguments += [WORKERS, str(_workers(spec, role))]
     return tuple(arguments)
 
 
@@ -123,6 +124,12 @@ def build_command(program: str, arguments: tuple[str, ...], paths: EnginePaths) 
     folders = ["--checkpoint_dir", str(paths.checkpoint), "--output_dir", str(paths.engine)]
     cache = ["--input_timing_cache", str(paths.timing_cache), "--output_timing_cache", str(paths.timing_cache)]
     return [program, *folders, *arguments, *cache]
+
+
+def without_workers(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """What the result depends on: not how many ranks were made at once."""
+    where = arguments.index(WORKERS) if WORKERS in arguments else len(arguments)
+    return arguments[:where] + arguments[where + 2 :]
 
 
 def shown(command: list[str]) -> str:

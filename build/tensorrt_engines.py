@@ -16,7 +16,7 @@ from tensorrt_commands import (
     shown,
 )
 from tensorrt_elsewhere import write_elsewhere
-from tensorrt_install import PROGRAM, find_tensorrt
+from tensorrt_install import PROGRAM, FlagCheck, find_tensorrt
 from tensorrt_role import RoleBuild
 from tensorrt_weights import check_shape, fetch_hub, shape_is_known, shares_embedding
 
@@ -67,12 +67,11 @@ def build_engines(spec: DeploymentSpec, fetch_demo: Fetch, report: Report, progr
     """
     built = [role for role in spec.model_roles if spec.step_model(role).engine_dir is None]
     for role in spec.model_roles:
-        model = ModelSource.find(str(spec.step_model(role).model))
-        if role in built and shape_is_known(model):
-            check_shape(spec, role, model.shape())
-        elif role not in built:
+        if role not in built:
             folder = engine_path(spec, role, spec.engines_dir)
             TensorRTEngineConfig.read(folder).require_fit(spec, role, folder)
+        elif shape_is_known(model := ModelSource.find(str(spec.step_model(role).model))):
+            check_shape(spec, role, model.shape())
     install = find_tensorrt(spec.tensorrt_llm.container) if built else None
     hashes = FileHashes(spec.engines_dir / "hashes.json", progress)
     folders = {role: _texts_or_weights(spec, role, role in built, fetch_demo, report) for role in spec.model_roles}
@@ -84,8 +83,9 @@ def build_engines(spec: DeploymentSpec, fetch_demo: Fetch, report: Report, progr
         assert install is not None
         check_shape(spec, role, ModelShape.read(folders[role]))
         builds.append(RoleBuild(spec, role, folders[role], folders["target"], install, hashes, report, progress))
+    flags = FlagCheck()
     for build in builds:
-        build.check()
+        build.check(flags)
     for role in spec.model_roles:
         if role not in built:
             engine = engine_path(spec, role, spec.engines_dir)

@@ -107,32 +107,49 @@ def find_gpu() -> LocalGpu:
     return LocalGpu(name, capability, driver)
 
 
-def check_flags(program: Sequence[str], arguments: Sequence[str]) -> None:
-    """See that a program knows every flag it is about to be given: a typo must not cost hours.
+class FlagCheck:
+    """Asks programs which flags they know: a typo must not cost hours. Each is asked once; the answer takes a while."""
 
-    Args:
-        program: how it is started, without arguments.
-        arguments: "--flag", "value" ... as they will be passed.
+    def __init__(self) -> None:
+        self._help: dict[tuple[str, ...], str] = {}
 
-    Raises:
-        EngineError: naming the flags, or the value and what is allowed.
-    """
-    done = subprocess.run([*program, "--help"], capture_output=True, text=True, timeout=_HELP_TIMEOUT_S)
-    if done.returncode != 0:
-        words = " ".join((done.stderr or done.stdout).split())[-500:]
-        raise EngineError(f"{' '.join(program)} --help failed (status {done.returncode}): {words}")
-    known = set(re.findall(r"(?<![\w-])--[A-Za-z][\w-]*", done.stdout))
-    unknown = [word for word in arguments if word.startswith("--") and word not in known]
-    if unknown:
-        raise EngineError(
-            f"{' '.join(program)} of this installation does not know {', '.join(unknown)}; this release is written "
-            f"for TensorRT-LLM {RELEASE}"
-        )
-    for flag, value in pairwise(arguments):
-        choices = re.search(rf"{re.escape(flag)}\s+\{{([^}}]*)\}}", done.stdout) if flag.startswith("--") else None
-        allowed = [] if choices is None else ["".join(choice.split()) for choice in choices[1].split(",")]
-        if allowed and value not in allowed:
-            raise EngineError(f"{flag} {value}: {' '.join(program)} of this installation allows {', '.join(allowed)}")
+    def check(self, program: Sequence[str], arguments: Sequence[str]) -> None:
+        """See that a program knows every flag, and every value that it has a list for.
+
+        Args:
+            program: how it is started, without arguments.
+            arguments: "--flag", "value" ... as they will be passed.
+
+        Raises:
+            EngineError: naming the flags, or the value and what is allowed.
+        """
+        text, name = self._help_of(program), " ".join(program)
+        known = set(re.findall(r"(?<![\w-])--[A-Za-z][\w-]*", text))
+        unknown = [word for word in arguments if word.startswith("--") and word not in known]
+        if unknown:
+            raise EngineError(
+                f"{name} of this installation does not know {', '.join(unknown)}; this release is written for "
+                f"TensorRT-LLM {RELEASE}"
+            )
+        for flag, value in pairwise(arguments):
+            choices = re.search(rf"{re.escape(flag)}\s+\{{([^}}]*)\}}", text) if flag.startswith("--") else None
+            allowed = [] if choices is None else ["".join(choice.split()) for choice in choices[1].split(",")]
+            if allowed and value not in allowed:
+                raise EngineError(f"{flag} {value}: {name} of this installation allows {', '.join(allowed)}")
+
+    def _help_of(self, program: Sequence[str]) -> str:
+        key = tuple(program)
+        if key not in self._help:
+            command = [*program, "--help"]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=_HELP_TIMEOUT_S)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise EngineError(f"{' '.join(command)} cannot be run: {error}") from error
+            if done.returncode != 0:
+                words = " ".join((done.stderr or done.stdout).split())[-500:]
+                raise EngineError(f"{' '.join(command)} failed (status {done.returncode}): {words}")
+            self._help[key] = done.stdout
+        return self._help[key]
 
 
 def _interpreter(program: Path) -> str:

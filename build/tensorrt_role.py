@@ -17,8 +17,9 @@ from tensorrt_commands import (
     convert_arguments,
     convert_command,
     convert_script,
+    without_workers,
 )
-from tensorrt_install import TensorRTInstall, check_flags
+from tensorrt_install import FlagCheck, TensorRTInstall
 from tensorrt_manifest import make_manifest
 from tensorrt_program import run_program
 from tensorrt_weights import complete_draft, shares_embedding
@@ -68,16 +69,17 @@ class RoleBuild:
         self._tokenizer_files = tokenizer_files(folder, target_folder)
         self._source = self._source_hash()
         # What a step depends on, and nothing else: a new port compiles nothing.
-        self._checkpoint_key = words_hash(self._source, install.version, self._script.name, *self._convert_arguments)
+        convert, compile_ = (without_workers(words) for words in (self._convert_arguments, self._build_arguments))
+        self._checkpoint_key = words_hash(self._source, install.version, self._script.name, *convert)
         gpu = install.gpu.compute_capability
-        self._engine_key = words_hash(self._checkpoint_key, install.tensorrt, gpu, *self._build_arguments)
+        self._engine_key = words_hash(self._checkpoint_key, install.tensorrt, gpu, *compile_)
         self._converted, self._compiled = self._find_checkpoint(), self._find_engine()
 
     @property
     def _script(self) -> Path:
         return convert_script(self._spec, self._role, self._shape.architecture)
 
-    def check(self) -> None:
+    def check(self, flags: FlagCheck) -> None:
         """See that what is left to do can be done, before any of it is started.
 
         Raises:
@@ -93,9 +95,9 @@ class RoleBuild:
                 )
             self._progress(f"{self._role}: asking {self._script.name} which flags it knows")
             command = convert_command("", self._script, self._convert_arguments, self._paths)
-            check_flags([self._install.python, str(self._script)], command[2:])
+            flags.check([self._install.python, str(self._script)], command[2:])
         self._progress(f"{self._role}: asking {self._install.program.name} which flags it knows")
-        check_flags([str(self._install.program)], build_command("", self._build_arguments, self._paths)[1:])
+        flags.check([str(self._install.program)], build_command("", self._build_arguments, self._paths)[1:])
         self._check_disk()
 
     def run(self) -> None:

@@ -15,8 +15,8 @@ from pipeline.spec import DeploymentSpec, Role
 
 EMBEDDING = "model.embed_tokens.weight"
 HUB_TEXTS = ("*.json", "*.jinja")
-HUB_WEIGHTS = ("*.safetensors",)
-# Families whose conversion script takes the flags of tensorrt_checkpoint.py: TensorRT-LLM 1.2, examples/models/core.
+HUB_WEIGHTS = ("model*.safetensors",)  # some repositories hold the same weights again in another layout
+# Families whose conversion script takes the flags of tensorrt_commands.py: TensorRT-LLM 1.2, examples/models/core.
 FAMILIES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pipeline.engine.fit import read_engine_manifest
 from pipeline.errors import ServerError
-from pipeline.serving.launch import launch_of
+from pipeline.serving.launch import launch_of, require_launcher
 from pipeline.serving.repository import render_repository
 from pipeline.serving.server import ServerOptions, StartProgress, TritonServer
 from pipeline.serving.server_lock import read_record
@@ -48,6 +48,7 @@ def running_server(spec: DeploymentSpec, console: Console, ports: PortsSpec | No
     install = find_triton()
     if launch.gpu:
         require_backend(install, BACKEND)
+        require_launcher(launch)
     repository = render_repository(spec, repository_dir(spec))
     options = ServerOptions(
         ports=spec.ports if ports is None else ports,

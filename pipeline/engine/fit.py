@@ -27,6 +27,9 @@ def read_engine_manifest(spec: DeploymentSpec, role: Role) -> Manifest:
         ),
         "limits.max_requests": (manifest.limits.max_requests, spec.limits.max_requests),
     }
+    if manifest.tensorrt is not None:
+        wanted[f"{role}.tensor_parallel"] = (manifest.tensorrt.tensor_parallel, part.tensor_parallel)
+        wanted[f"{role}.pipeline_parallel"] = (manifest.tensorrt.pipeline_parallel, part.pipeline_parallel)
     if role == "target":
         wanted["limits.max_draft_len"] = (manifest.limits.max_draft_len, spec.limits.max_draft_len)
         wanted["limits.max_seq_len"] = (manifest.limits.max_seq_len, spec.limits.max_seq_len)

@@ -154,10 +154,11 @@ class TensorRTEngineConfig:
 
     def _target_misfits(self, spec: DeploymentSpec) -> Iterator[str]:
         limits = spec.limits
-        if self.max_seq_len < limits.max_seq_len + self.max_draft_len:
+        # An engine that runs out of room returns fewer tokens, which would be taken for the end of the text.
+        if self.max_seq_len < limits.max_seq_len + limits.max_draft_len:
             yield (
-                f"limits.max_seq_len = {limits.max_seq_len}, the engine holds {self.max_seq_len} tokens "
-                f"with {self.max_draft_len} drafts among them"
+                f"limits.max_seq_len + limits.max_draft_len = {limits.max_seq_len + limits.max_draft_len}, the engine "
+                f"holds {self.max_seq_len} tokens, drafts included"
             )
         if spec.draft.kind == "none":
             return

@@ -7,10 +7,12 @@ per rank: in orchestrator mode Triton spawns them itself, each model with its ow
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pipeline.errors import ServerError
 from pipeline.spec import DeploymentSpec
 
 Mode = Literal["python", "leader", "orchestrator"]
@@ -56,6 +58,19 @@ def launch_of(spec: DeploymentSpec) -> Launch:
         env=ORCHESTRATOR_ENV,
         gpu=True,
     )
+
+
+def require_launcher(launch: Launch) -> None:
+    """See that what starts tritonserver is there.
+
+    Raises:
+        ServerError: it is not, with what it is for.
+    """
+    if launch.wrapper and shutil.which(launch.wrapper[0]) is None:
+        raise ServerError(
+            f"{launch.wrapper[0]} is not on PATH: models of several ranks are started by it ({launch.mode} mode); "
+            "serve this inside NVIDIA's TensorRT-LLM container (docs/gpu.md)"
+        )
 
 
 def nvidia_launch_command(spec: DeploymentSpec, repository: str) -> list[str]:

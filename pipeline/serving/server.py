@@ -165,7 +165,8 @@ class TritonServer:
                 out.
         """
         deadline = self._started + timeout_s
-        watch, again = StallWatch(self._process.pid if self._process else 0), True
+        # Not on a GPU: engines that are read from a slow disk look like a start that hangs.
+        watch, again = StallWatch(self._process.pid if self._process else 0), not self._options.launch.gpu
         while not self._http_ready():
             if progress is not None:
                 progress(StartProgress(time.monotonic() - self._started, self.log.loaded(), self._models))

@@ -2,53 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorrt_engines
+from fake_engine import write_engine
 from fake_tensorrt import FakeTensorRT
 from model_folders import VOCAB, WORDS, write_model
+from rich.console import Console
 
 from pipeline import spec as spec_module
+from pipeline.client.serve import running_server
 from pipeline.engine.fit import read_engine_manifest
 from pipeline.engine.tensorrt_config import TensorRTEngineConfig
-from pipeline.errors import EngineError
+from pipeline.errors import EngineError, ServerError
+from pipeline.serving.tensorrt_parameters import BACKEND
+from pipeline.serving.triton_install import CONTAINER
 from pipeline.spec import DeploymentSpec
-
-
-def write_engine(folder: Path, role: str, ranks: int = 1, **changes: Any) -> Path:
-    """A compiled engine as trtllm-build leaves it; changes name a field of build_config or of its plugin_config."""
-    folder.mkdir(parents=True, exist_ok=True)
-    plugins = {"tokens_per_block": 8, "use_paged_context_fmha": True}
-    build = {
-        "max_seq_len": 52,
-        "max_batch_size": 4,
-        "max_num_tokens": 256,
-        "max_beam_width": 1,
-        "max_draft_len": 4 if role == "target" else 0,
-        "kv_cache_type": "PAGED",
-        "speculative_decoding_mode": 2 if role == "target" else 1,
-        "gather_generation_logits": role == "draft",
-    }
-    model = {
-        "architecture": "LlamaForCausalLM",
-        "dtype": "float16",
-        "vocab_size": VOCAB - 1,
-        "num_hidden_layers": 1,
-        "quantization": {"quant_algo": None},
-        "mapping": {"tp_size": ranks, "pp_size": 1},
-    }
-    version = changes.pop("version", "1.2.1")
-    for key, value in changes.items():
-        next(part for part in (plugins, build, model) if key in part)[key] = value
-    build_config = {**build, "plugin_config": plugins}
-    config = {"version": version, "pretrained_config": model, "build_config": build_config}
-    (folder / "config.json").write_text(json.dumps(config))
-    for rank in range(ranks):
-        (folder / f"rank{rank}.engine").write_bytes(b"engine")
-    return folder
 
 
 @pytest.fixture
@@ -99,6 +70,21 @@ def test_both_from_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         read_engine_manifest(spec, "target").verify_files(spec.engine_dir("target"))
 
 
+@pytest.mark.skipif((CONTAINER / "backends" / BACKEND).is_dir(), reason="NVIDIA's backend is installed here")
+def test_serving_them_without_the_backend(home: Path) -> None:
+    """The engines are found and fit; what is missing is NVIDIA's backend, and nothing is started to find out."""
+    spec = make_spec(home)
+    with pytest.raises(EngineError, match="run `make engines` first"), running_server(spec, Console(quiet=True)):
+        pass
+    write_engine(home / "t", "target")
+    write_engine(home / "d", "draft")
+    build(spec)
+    with pytest.raises(ServerError, match="has no backend tensorrtllm"), running_server(spec, Console(quiet=True)):
+        pass
+    with pytest.raises(EngineError, match=r"target.tensor_parallel is 2, was 1"):
+        read_engine_manifest(make_spec(home, target={"tensor_parallel": 2}), "target")
+
+
 def test_one_from_elsewhere_one_built(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeTensorRT(home / "installation", monkeypatch)
     write_engine(home / "t", "target")
@@ -115,7 +101,7 @@ def test_one_from_elsewhere_one_built(home: Path, monkeypatch: pytest.MonkeyPatc
         ("target", {"dtype": "bfloat16"}, "dtype is bfloat16, the spec has float16"),
         ("target", {"tokens_per_block": 64}, "tokens_per_block = 8, the engine has 64"),
         ("target", {"max_batch_size": 3}, r"limits\.max_requests = 4, the engine's max_batch_size is 3"),
-        ("target", {"max_seq_len": 51}, r"limits\.max_seq_len = 48, the engine holds 51 tokens with 4 drafts"),
+        ("target", {"max_seq_len": 51}, r"limits\.max_draft_len = 52, the engine holds 51 tokens, drafts"),
         ("target", {"max_draft_len": 3}, r"limits\.max_draft_len = 4, the engine's max_draft_len is 3"),
         ("target", {"speculative_decoding_mode": 1}, "speculative_decoding_mode is not draft_tokens_external"),
         ("target", {"max_beam_width": 2}, "max_beam_width is 2, drafts need 1"),

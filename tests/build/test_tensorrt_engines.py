@@ -103,7 +103,7 @@ def test_unchanged_inputs_build_nothing(fake: FakeTensorRT) -> None:
     fake.calls()
     assert [line for line in build(spec) if "up to date" in line] == ["target: up to date", "draft: up to date"]
     shutil.rmtree(spec.engines_dir / "checkpoints")
-    build(make_spec(fake, ports={"http": 9000}, target={"kv_fraction": 0.5}))
+    build(make_spec(fake, ports={"http": 9000}, target={"kv_fraction": 0.5}, tensorrt_llm={"workers": 1}))
     assert fake.calls() == []
     changed = make_spec(fake, target={"kv_tokens": 800})
     assert any("manifest written again" in line for line in build(changed))
@@ -273,6 +273,51 @@ def test_flags_are_asked_for_first(fake: FakeTensorRT, monkeypatch: pytest.Monke
     with pytest.raises(EngineError, match=r"tensorrt_llm.examples_dir = .*convert_checkpoint.py does not exist"):
         build(make_spec(fake))
     assert fake.calls() == []
+
+
+def test_help_is_asked_for_once(fake: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
+    """trtllm-build takes tens of seconds to say which flags it knows."""
+    import tensorrt_install
+
+    asked: list[str] = []
+    original = tensorrt_install.subprocess.run
+
+    def watched(command: list[str], **options: Any) -> Any:
+        if command[-1] == "--help":
+            asked.append(Path(command[-2]).name)
+        return original(command, **options)
+
+    monkeypatch.setattr(tensorrt_install.subprocess, "run", watched)
+    build(make_spec(fake))
+    assert sorted(asked) == ["convert_checkpoint.py", "trtllm-build"]
+    build(make_spec(fake))
+    assert len(asked) == 2, "nothing to build, nothing to ask"
+
+
+def test_the_hub(fake: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub id is fetched, weights and texts; what the hub says is one line, with the way round."""
+    import huggingface_hub
+
+    home, asked = fake.folder.parent, list[tuple[str, list[str]]]()
+
+    def fetch(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
+        return str(home / "target")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    build(make_spec(fake, target={"model": "someone/some-model"}))
+    assert asked == [("someone/some-model", ["*.json", "*.jinja", "model*.safetensors"])]
+    assert fake.calls() == EVERYTHING
+
+    def refuse(name: str, allow_patterns: list[str]) -> str:
+        raise OSError("401:\n gated repository")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(
+        EngineError, match=r"cannot be fetched \(OSError: 401: gated repository\); .*hf download"
+    ) as caught:
+        build(make_spec(fake, target={"model": "someone/some-model"}))
+    assert "\n" not in str(caught.value)
 
 
 def test_bad_models_are_refused_first(fake: FakeTensorRT) -> None:

@@ -9,12 +9,12 @@ from tritonclient.grpc import model_config_pb2
 
 from pipeline.errors import ServerError
 from pipeline.serving.contract import SPEC_DECODE, STEP
-from pipeline.serving.launch import launch_of, nvidia_launch_command
+from pipeline.serving.launch import launch_of, nvidia_launch_command, require_launcher
 from pipeline.serving.repository import RepositoryOptions, render_repository
 from pipeline.serving.server import TritonServer
 from pipeline.serving.tensorrt_contract import tensorrt_contract
 from pipeline.serving.tensorrt_parameters import BACKEND
-from pipeline.serving.triton_install import find_triton, require_backend
+from pipeline.serving.triton_install import CONTAINER, find_triton, require_backend
 from pipeline.spec import ROOT, DeploymentSpec
 from pipeline.tensorrt_spec import MOST_TOGETHER
 
@@ -25,6 +25,9 @@ PROFILES = [
     path for path in sorted((ROOT / "build" / "profiles").glob("*.yaml")) if "engine: tensorrt_llm" in path.read_text()
 ]
 NAMES = [path.stem for path in PROFILES]
+needs_no_backend = pytest.mark.skipif(
+    (CONTAINER / "backends" / BACKEND).is_dir(), reason="NVIDIA's backend is installed here"
+)
 
 
 def render(spec: DeploymentSpec, folder: Path) -> dict[str, model_config_pb2.ModelConfig]:
@@ -129,12 +132,21 @@ def test_embedded_is_started_as_ever() -> None:
     assert launch_of(make_spec()).mode == "python" and not launch_of(make_spec()).gpu
 
 
+@needs_no_backend
 def test_a_server_without_the_backend_is_not_started(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"has no backend tensorrtllm \(looked for .*tensorrtllm\): .*docs/gpu.md"):
         require_backend(find_triton(), BACKEND)
     require_backend(find_triton(), "python")
 
 
+def test_mpirun_is_asked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(ServerError, match=r"mpirun is not on PATH: models of several ranks .*orchestrator mode"):
+        require_launcher(launch_of(make_spec(engine="tensorrt_llm", target={"model": "a/b", "tensor_parallel": 2})))
+    require_launcher(launch_of(make_spec(engine="tensorrt_llm")))
+
+
+@needs_no_backend
 @pytest.mark.served
 @pytest.mark.parametrize("path", PROFILES, ids=NAMES)
 def test_triton_objects_to_nothing_but_the_missing_backend(path: Path, tmp_path: Path) -> None:
@@ -148,6 +160,7 @@ def test_triton_objects_to_nothing_but_the_missing_backend(path: Path, tmp_path:
         assert any(f"{missing} '{BACKEND}'" in line for line in errors), errors
 
 
+@needs_no_backend
 @pytest.mark.served
 def test_triton_checks_before_it_looks_for_the_library(tmp_path: Path) -> None:
     """A planted error is found by the same start: the test above would see it."""
