@@ -45,7 +45,8 @@ def test_a_profile_fits_its_gpus(path: Path) -> None:
     for role in spec.model_roles:
         assert len(spec.step_model(role).device_ids) == spec.step_model(role).world_size
     assert spec.shares_gpu
-    assert sum(kv_fraction(spec, role) for role in spec.model_roles) <= MOST_TOGETHER
+    bounded = all(spec.step_model(role).kv_tokens is not None for role in spec.model_roles)
+    assert bounded or sum(kv_fraction(spec, role) for role in spec.model_roles) <= MOST_TOGETHER
 
 
 def test_defaults(tmp_path: Path) -> None:

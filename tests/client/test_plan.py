@@ -49,6 +49,24 @@ def test_every_profile_is_planned(path: Path) -> None:
     assert plan(path).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("llama-3.1-8b-1b", "L4"),
+        ("llama-3.1-70b-1b", "H100-SXM"),
+        ("llama-3.3-70b-fp8-1b", "H200"),
+        ("qwen2.5-32b-0.5b", "A100-80GB"),
+        ("qwen3-32b-0.6b", "A100-80GB"),
+        ("demo-tensorrt", "L4"),
+    ],
+)
+def test_a_profile_fits_the_gpus_it_names(name: str, gpu: str) -> None:
+    """With room for a request of the greatest length beside others."""
+    path = ROOT / "build" / "profiles" / f"{name}.yaml"
+    (entry,) = plan_json(path, "--gpu", gpu, "--context", str(DeploymentSpec.load(path).limits.max_seq_len))["plans"]
+    assert entry["fits"] and entry["sequences"] >= 3
+
+
 def test_the_default_spec_is_planned_on_this_machine() -> None:
     data = plan_json()
     assert data["engine"] == "embedded" and data["machine"]["fits"]
