@@ -43,7 +43,6 @@ def test_a_profile(path: Path, tmp_path: Path) -> None:
     configs = render(spec, tmp_path)
     assert set(configs) == {"target", "draft", "spec_decode"}
     assert_contract(configs["spec_decode"], SPEC_DECODE)
-    assert configs["spec_decode"].parameters["step_stats"].string_value == "false"
     shares: dict[str, float] = dict.fromkeys(map(str, spec.target.device_ids + spec.draft.device_ids), 0.0)
     for role in spec.model_roles:
         config = configs[role]
