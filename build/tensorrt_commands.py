@@ -93,6 +93,7 @@ def build_arguments(spec: DeploymentSpec, role: Role, shape: ModelShape) -> tupl
         *("--max_beam_width", "1"),
         *("--kv_cache_type", "paged"),
         *("--tokens_per_block", str(spec.tokens_per_block)),
+        *("--logits_dtype", "float32"),
         *("--gpt_attention_plugin", spec.dtype),
         *("--gemm_plugin", _gemm_plugin(spec, role)),
         *("--context_fmha", "enable"),

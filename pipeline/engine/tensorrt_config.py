@@ -51,6 +51,7 @@ class TensorRTEngineConfig:
     paged_kv: bool
     paged_context_fmha: bool
     tokens_per_block: int
+    logits_dtype: str = "float32"
 
     @property
     def world_size(self) -> int:
@@ -109,6 +110,7 @@ class TensorRTEngineConfig:
             paged_kv=str(build.get("kv_cache_type") or "PAGED").upper().endswith("PAGED"),
             paged_context_fmha=bool(plugins.get("use_paged_context_fmha", False)),
             tokens_per_block=int(plugins["tokens_per_block"]),
+            logits_dtype=str(model.get("logits_dtype", "float32")),
         )
 
     def require_fit(self, spec: DeploymentSpec, role: Role, folder: Path) -> None:
@@ -131,6 +133,8 @@ class TensorRTEngineConfig:
             yield f"it was compiled by TensorRT-LLM {self.version}, this release serves {SUPPORTED}x"
         if self.dtype != spec.dtype:
             yield f"dtype is {self.dtype}, the spec has {spec.dtype}"
+        if self.logits_dtype != "float32":
+            yield f"logits_dtype is {self.logits_dtype}, laws cross between the models in float32"
         for field, found, wanted in (
             ("tensor_parallel", self.tensor_parallel, part.tensor_parallel),
             ("pipeline_parallel", self.pipeline_parallel, part.pipeline_parallel),

@@ -26,6 +26,7 @@ def write_engine(folder: Path, role: str, ranks: int = 1, **changes: Any) -> Pat
     model = {
         "architecture": "LlamaForCausalLM",
         "dtype": "float16",
+        "logits_dtype": "float32",
         "vocab_size": VOCAB - 1,
         "num_hidden_layers": 1,
         "quantization": {"quant_algo": None},

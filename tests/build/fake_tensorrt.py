@@ -83,9 +83,11 @@ for name in ("context_fmha", "remove_input_padding", "use_paged_context_fmha", "
         parser.add_argument("--" + name, **switch)
 parser.add_argument("--speculative_decoding_mode", choices=["draft_tokens_external", "medusa", "eagle"])
 parser.add_argument("--gather_generation_logits", action="store_true")
+parser.add_argument("--logits_dtype", choices=["float16", "float32"])
 args = parser.parse_args()
 log("build", args.output_dir)
 model = json.loads((Path(args.checkpoint_dir) / "config.json").read_text())
+model["logits_dtype"] = args.logits_dtype
 external = args.speculative_decoding_mode == "draft_tokens_external"
 out = Path(args.output_dir)
 (out / "config.json").write_text(json.dumps({

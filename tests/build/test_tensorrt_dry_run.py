@@ -47,6 +47,7 @@ def test_every_profile(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert option(build, name) == "enable"
         assert option(build, "--kv_cache_type") == "paged" and option(build, "--max_beam_width") == "1"
         assert option(build, "--gemm_plugin") == ("disable" if part.weights == "fp8" else "auto")
+        assert option(build, "--logits_dtype") == "float32"
         assert option(build, "--max_batch_size") == str(spec.limits.max_requests)
         assert option(build, "--input_timing_cache") == option(build, "--output_timing_cache")
         assert ("--reduce_fusion" in build) <= (part.tensor_parallel > 1)

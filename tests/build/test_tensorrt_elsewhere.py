@@ -99,6 +99,7 @@ def test_one_from_elsewhere_one_built(home: Path, monkeypatch: pytest.MonkeyPatc
     [
         ("target", {"version": "0.21.0"}, r"compiled by TensorRT-LLM 0\.21\.0, this release serves 1\.2\.x"),
         ("target", {"dtype": "bfloat16"}, "dtype is bfloat16, the spec has float16"),
+        ("target", {"logits_dtype": "float16"}, "logits_dtype is float16, laws cross"),
         ("target", {"tokens_per_block": 64}, "tokens_per_block = 8, the engine has 64"),
         ("target", {"max_batch_size": 3}, r"limits\.max_requests = 4, the engine's max_batch_size is 3"),
         ("target", {"max_seq_len": 51}, r"limits\.max_draft_len = 52, the engine holds 51 tokens, drafts"),

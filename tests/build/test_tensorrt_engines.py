@@ -3,62 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
-import tensorrt_engines
 from fake_tensorrt import FakeTensorRT
-from model_folders import VOCAB, WORDS, write_model, write_tokenizer
+from model_folders import VOCAB, WORDS, write_model
+from tensorrt_builds import EVERYTHING, build, make_spec
 
-from pipeline import spec as spec_module
 from pipeline.engine.fit import read_engine_manifest
 from pipeline.engine.manifest import Manifest
 from pipeline.engine.tensorrt_capabilities import TENSORRT_LLM_CAPABILITIES
 from pipeline.errors import EngineError
 from pipeline.serving.dialect import Dialect
-from pipeline.spec import DeploymentSpec
-
-EVERYTHING = ["convert target", "build target", "convert draft", "build draft"]
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTensorRT:
-    """The installation, two model folders, and engines/ in a folder of the test."""
-    monkeypatch.setattr(spec_module, "ROOT", tmp_path)
-    write_model(tmp_path / "target")
-    write_model(tmp_path / "draft", seed=1)
-    return FakeTensorRT(tmp_path / "installation", monkeypatch)
-
-
-def make_spec(fake: FakeTensorRT, **changes: Any) -> DeploymentSpec:
-    home = fake.folder.parent
-    data: dict[str, Any] = {
-        "name": "tiny",
-        "engine": "tensorrt_llm",
-        "target": {"model": str(home / "target")},
-        "draft": {"kind": "model", "model": str(home / "draft")},
-        "tensorrt_llm": {"examples_dir": str(fake.examples), "max_num_tokens": 256},
-        "tokens_per_block": 8,
-        "limits": {"max_seq_len": 48, "max_draft_len": 4, "max_requests": 4},
-    }
-    for key, value in changes.items():
-        data[key] = {**data.get(key, {}), **value} if isinstance(value, dict) else value
-    return DeploymentSpec.model_validate(data)
-
-
-def build(spec: DeploymentSpec, demo: Path | None = None) -> list[str]:
-    """What was reported."""
-    lines: list[str] = []
-
-    def fetch_demo(name: str) -> Path:
-        assert demo is not None, name
-        return demo
-
-    tensorrt_engines.build_engines(spec, fetch_demo, lines.append, lambda line: None)
-    return lines
 
 
 def test_both_engines_and_their_manifests(fake: FakeTensorRT) -> None:
@@ -217,145 +174,3 @@ def test_the_demo_model(fake: FakeTensorRT) -> None:
     assert Manifest.read(spec.engine_dir("target")).model == "demo:smollm2-135m-instruct"
     with pytest.raises(EngineError, match="demo:other is not known"):
         build(make_spec(fake, target={"model": "demo:other"}))
-
-
-@pytest.mark.parametrize(
-    ("version", "message"),
-    [
-        ("0.21.0", r"TensorRT-LLM 0\.21\.0 is too old; use 1\.2\.1"),
-        ("1.2.0rc8", r"1\.2\.0rc8 is too old"),
-        ("1.3.0rc21", r"1\.3\.0rc21 compiles no engines any more .* use 1\.2\.1"),
-        ("1.4.0rc1", "compiles no engines any more"),
-        ("weird", "version 'weird' is not understood"),
-        ("none", "has no tensorrt_llm package"),
-    ],
-)
-def test_the_installed_version(fake: FakeTensorRT, version: str, message: str) -> None:
-    """Refused before anything is run, with what to do."""
-    fake.install(version)
-    with pytest.raises(EngineError, match=message):
-        build(make_spec(fake))
-    assert fake.calls() == []
-
-
-@pytest.mark.parametrize("version", ["1.2.0", "1.2.1", "1.3.0rc20"])
-def test_versions_that_compile(version: str) -> None:
-    from tensorrt_install import check_version
-
-    check_version(version, "image")
-
-
-def test_nothing_installed(fake: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setenv("FAKE_NO_GPU", "1")
-        with pytest.raises(EngineError, match="no GPU found"):
-            build(make_spec(fake))
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    with pytest.raises(EngineError, match=r"trtllm-build is not on PATH: .*TensorRT-LLM 1\.2\.1.*DRY_RUN=1"):
-        build(make_spec(fake))
-
-
-def test_flags_are_asked_for_first(fake: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that lacks a flag, or a choice, is found out before the first conversion."""
-    with monkeypatch.context() as patch:
-        patch.setenv("FAKE_WITHOUT", "use_paged_context_fmha")
-        with pytest.raises(EngineError, match=r"does not know .*--use_paged_context_fmha"):
-            build(make_spec(fake))
-    script = fake.examples / "models" / "core" / "llama" / "convert_checkpoint.py"
-    text = script.read_text()
-    script.write_text(text.replace('"int8", "int4", "int4_gptq"', '"int8"'))
-    with pytest.raises(EngineError, match=r"--weight_only_precision int4: .* allows int8"):
-        build(make_spec(fake, target={"weights": "int4"}))
-    script.write_text("import nothing_of_this_name")
-    with pytest.raises(EngineError, match=r"--help failed \(status 1\): .*nothing_of_this_name"):
-        build(make_spec(fake))
-    script.unlink()
-    with pytest.raises(EngineError, match=r"tensorrt_llm.examples_dir = .*convert_checkpoint.py does not exist"):
-        build(make_spec(fake))
-    assert fake.calls() == []
-
-
-def test_help_is_asked_for_once(fake: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
-    """trtllm-build takes tens of seconds to say which flags it knows."""
-    import tensorrt_install
-
-    asked: list[str] = []
-    original = tensorrt_install.subprocess.run
-
-    def watched(command: list[str], **options: Any) -> Any:
-        if command[-1] == "--help":
-            asked.append(Path(command[-2]).name)
-        return original(command, **options)
-
-    monkeypatch.setattr(tensorrt_install.subprocess, "run", watched)
-    build(make_spec(fake))
-    assert sorted(asked) == ["convert_checkpoint.py", "trtllm-build"]
-    build(make_spec(fake))
-    assert len(asked) == 2, "nothing to build, nothing to ask"
-
-
-def test_the_hub(fake: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub id is fetched, weights and texts; what the hub says is one line, with the way round."""
-    import huggingface_hub
-
-    home, asked = fake.folder.parent, list[tuple[str, list[str]]]()
-
-    def fetch(name: str, allow_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
-        return str(home / "target")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    build(make_spec(fake, target={"model": "someone/some-model"}))
-    assert asked == [("someone/some-model", ["*.json", "*.jinja", "model*.safetensors"])]
-    assert fake.calls() == EVERYTHING
-
-    def refuse(name: str, allow_patterns: list[str]) -> str:
-        raise OSError("401:\n gated repository")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(
-        EngineError, match=r"cannot be fetched \(OSError: 401: gated repository\); .*hf download"
-    ) as caught:
-        build(make_spec(fake, target={"model": "someone/some-model"}))
-    assert "\n" not in str(caught.value)
-
-
-def test_bad_models_are_refused_first(fake: FakeTensorRT) -> None:
-    home = fake.folder.parent
-    with pytest.raises(EngineError, match="nowhere does not exist"):
-        build(make_spec(fake, target={"model": str(home / "nowhere")}))
-    with pytest.raises(EngineError, match="tensor_parallel = 4 does not divide the model's 2 attention heads"):
-        build(make_spec(fake, target={"tensor_parallel": 4}))
-    with pytest.raises(EngineError, match="pipeline_parallel = 2: the model has 1 layers"):
-        build(make_spec(fake, target={"pipeline_parallel": 2}))
-    with pytest.raises(EngineError, match=r"limits\.max_seq_len = 65: the target's context is 64"):
-        build(make_spec(fake, limits={"max_seq_len": 65}))
-    write_model(home / "draft", seed=1, architectures=["GemmaForCausalLM"])
-    with pytest.raises(EngineError, match="architecture GemmaForCausalLM is not supported; supported: Llama"):
-        build(make_spec(fake))
-    write_model(home / "draft", seed=1, quantization_config={"quant_method": "awq"})
-    with pytest.raises(EngineError, match=r"quantised already \(awq\)"):
-        build(make_spec(fake))
-    write_model(home / "draft", seed=1)
-    write_tokenizer(home / "draft", [*WORDS[:-1], "other"])
-    with pytest.raises(EngineError, match="tokenizer"):
-        build(make_spec(fake))
-    write_tokenizer(home / "draft", WORDS)
-    os.truncate(home / "target" / "model.safetensors", 1000)
-    with pytest.raises(EngineError, match="damaged or truncated"):
-        build(make_spec(fake))
-    assert fake.calls() == []
-
-
-def test_a_converter_that_writes_nothing(fake: FakeTensorRT) -> None:
-    script = fake.examples / "models" / "core" / "llama" / "convert_checkpoint.py"
-    script.write_text(script.read_text().replace("rank{rank}.safetensors", "other{rank}.safetensors"))
-    with pytest.raises(EngineError, match=r"ended well but wrote no rank0\.safetensors"):
-        build(make_spec(fake))
-
-
-def test_a_draft_with_a_shorter_context(fake: FakeTensorRT) -> None:
-    write_model(fake.folder.parent / "draft", seed=1, max_position_embeddings=20)
-    spec = make_spec(fake)
-    build(spec)
-    assert Manifest.read(spec.engine_dir("draft")).limits.max_seq_len == 20
