@@ -108,6 +108,12 @@ class DeploymentSpec(_Strict):
     controller: ControllerSpec = ControllerSpec()
     deadlines: DeadlinesSpec = DeadlinesSpec()
     ports: PortsSpec = PortsSpec()
+    trace: Path | None = Field(None, description="file that every round is appended to; relative: to the checkout")
+
+    @field_validator("trace")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return None if value is None else ROOT / value
 
     @field_validator("tokens_per_block")
     @classmethod
