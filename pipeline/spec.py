@@ -15,6 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_SPEC = ROOT / "build" / "profiles" / "demo.yaml"
 
 
+ControllerKind = Literal["goodput", "heuristic", "pid", "fixed"]
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -74,8 +77,9 @@ class LimitsSpec(_Strict):
 class ControllerSpec(_Strict):
     """How K is chosen."""
 
-    kind: Literal["goodput", "heuristic", "fixed"] = "goodput"
-    k: int = Field(4, ge=0, le=64, description="K of `fixed`, first K of `heuristic`")
+    kind: ControllerKind = "goodput"
+    k: int = Field(4, ge=0, le=64, description="K of `fixed`, first K of `heuristic` and `pid`")
+    set_point: float = Field(0.5, gt=0, lt=1, description="share of its drafts that `pid` wants to be accepted")
     burst: int = Field(8, ge=1, le=8, description="plain tokens per target call when K is 0")
 
 
