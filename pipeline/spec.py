@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_SPEC = ROOT / "build" / "profiles" / "demo.yaml"
 
 
+ControllerKind = Literal["goodput", "heuristic", "pid", "fixed"]
 Role = Literal["target", "draft"]
 
 
@@ -72,8 +73,9 @@ class LimitsSpec(Strict):
 class ControllerSpec(Strict):
     """How K is chosen."""
 
-    kind: Literal["goodput", "heuristic", "fixed"] = "goodput"
-    k: int = Field(4, ge=0, le=64, description="K of `fixed`, first K of `heuristic`")
+    kind: ControllerKind = "goodput"
+    k: int = Field(4, ge=0, le=64, description="K of `fixed`, first K of `heuristic` and `pid`")
+    set_point: float = Field(0.5, gt=0, lt=1, description="share of its drafts that `pid` wants to be accepted")
     burst: int = Field(8, ge=1, le=8, description="plain tokens per target call when K is 0")
 
 
@@ -107,6 +109,12 @@ class DeploymentSpec(Strict):
     controller: ControllerSpec = ControllerSpec()
     deadlines: DeadlinesSpec = DeadlinesSpec()
     ports: PortsSpec = PortsSpec()
+    trace: Path | None = Field(None, description="file that every round is appended to; relative: to the checkout")
+
+    @field_validator("trace")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return None if value is None else ROOT / value
 
     @field_validator("tokens_per_block")
     @classmethod

@@ -25,6 +25,7 @@ app.add_typer(measuring)
 app.add_typer(planning)
 
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one; absent: the spec's")]
+TraceOption = Annotated[Path | None, typer.Option(help="append a JSON line per round, for `specdec replay`")]
 StatsOption = Annotated[bool, typer.Option("--stats/--no-stats", help="a line of statistics after the answer")]
 
 
@@ -60,6 +61,7 @@ def serve(
     http_port: PortOption = None,
     grpc_port: PortOption = None,
     metrics_port: PortOption = None,
+    trace: TraceOption = None,
 ) -> None:
     """Serve a spec in the foreground; SIGINT or SIGTERM stops it."""
 
@@ -69,7 +71,7 @@ def serve(
 
         asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
         ports = PortsSpec(**{**loaded.ports.model_dump(), **{k: v for k, v in asked.items() if v is not None}})
-        return run(loaded, console, ports)
+        return run(_traced(loaded, trace), console, ports)
 
     exit_with(work)
 
@@ -112,12 +114,13 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="the prompt")],
     options: GenerationOptions,
     spec: SpecOption = DEFAULT_SPEC,
+    trace: TraceOption = None,
     stats: StatsOption = True,
 ) -> None:
     """Decode in this process, without Triton: the same loop on the same engines."""
 
     def work() -> int:
-        loaded = DeploymentSpec.load(spec)  # first: what follows takes seconds to import
+        loaded = _traced(DeploymentSpec.load(spec), trace)  # first: what follows takes seconds to import
         wanted = options.request(prompt)
         from pipeline.client.ask import ask_local
 
@@ -166,6 +169,16 @@ def demo(
         return status
 
     exit_with(work)
+
+
+def _traced(spec: DeploymentSpec, path: Path | None) -> DeploymentSpec:
+    """The spec with its trace file, or that of the command, found writable."""
+    traced = spec if path is None else spec.model_copy(update={"trace": path.resolve()})
+    if traced.trace is not None:
+        from pipeline.orchestrator.trace.writer import check_trace_path
+
+        check_trace_path(traced.trace)
+    return traced
 
 
 def _address(spec: DeploymentSpec) -> str:

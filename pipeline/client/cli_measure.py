@@ -1,4 +1,4 @@
-"""The commands that measure, prove and train: `specdec bench | conformance | acceptance | sampling | distill`."""
+"""The commands that measure, prove and train: `specdec bench | replay | conformance | acceptance | ...`."""
 
 from __future__ import annotations
 
@@ -50,6 +50,26 @@ def bench(
         from pipeline.client.bench import run_bench
 
         return run_bench(DeploymentSpec.load(spec), console, prompts, max_tokens, json_file, quick)
+
+    exit_with(work)
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="written by `--trace`")],
+    controller: Annotated[
+        list[str] | None, typer.Option(help="goodput, heuristic, pid, fixed or plain; may be repeated; absent: all")
+    ] = None,
+    k: Annotated[list[int] | None, typer.Option("--k", help="K of `fixed`; may be repeated")] = None,
+    seed: Annotated[int, typer.Option(help="of the outcomes that have to be estimated")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here as well")] = None,
+) -> None:
+    """Let other K controllers decide the rounds of a recorded trace: predicted tokens/s, K and acceptance."""
+
+    def work() -> int:
+        from pipeline.client.replay import run_replay
+
+        return run_replay(trace, console, controller or (), k or (), seed, json_file)
 
     exit_with(work)
 

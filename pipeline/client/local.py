@@ -44,7 +44,9 @@ def local_pipeline(spec: DeploymentSpec) -> Iterator[LocalPipeline]:
         target, manifest = load("target")
         draft = load("draft") if spec.draft.uses_model else (None, None)
         tokenizer = Tokenizer.load(spec.engine_dir("target"))
-        yield LocalPipeline(make_orchestrator(spec, tokenizer, target, manifest, *draft), target, tokenizer)
+        orchestrator = make_orchestrator(spec, tokenizer, target, manifest, *draft)
+        models.callback(orchestrator.close)
+        yield LocalPipeline(orchestrator, target, tokenizer)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 from pipeline.drafting.base import Draft, DraftContext, Drafter, DraftSession, Offer
@@ -16,6 +15,8 @@ from pipeline.orchestrator.intake import Intake, TargetFacts
 from pipeline.orchestrator.request import Chunk, GenerationRequest
 from pipeline.orchestrator.run import Run
 from pipeline.orchestrator.statistics import RoundRecord
+from pipeline.orchestrator.trace.line import TraceRound
+from pipeline.orchestrator.trace.writer import TraceWriter
 from pipeline.orchestrator.verifier import TargetContext, Verdict, Verifier
 from pipeline.text.tokenizer import Tokenizer
 
@@ -32,6 +33,7 @@ class Orchestrator:
         admission: who may run.
         default_rule: the deployment's acceptance rule, for requests that say "auto".
         burst: plain tokens per target call at most.
+        trace: is given every round, and closed with the orchestrator.
     """
 
     def __init__(
@@ -44,13 +46,20 @@ class Orchestrator:
         admission: Admission,
         default_rule: str = "auto",
         burst: int = 8,
+        trace: TraceWriter | None = None,
     ) -> None:
         self._intake = Intake(tokenizer, target, controllers, drafter.deterministic, default_rule, burst)
         self._max_draft_len = target.limits.max_draft_len
         self._verifier = verifier
         self._drafter = drafter
+        self._trace = trace
         self.admission = admission
         self.draft_health = DraftHealth()
+
+    def close(self) -> None:
+        """Write what the trace still waits for. The step models are not the orchestrator's to close."""
+        if self._trace is not None:
+            self._trace.close()
 
     def generate(self, request: GenerationRequest, is_cancelled: Callable[[], bool] = lambda: False) -> Iterator[Chunk]:
         """Answer a request.
@@ -109,6 +118,7 @@ class Orchestrator:
             if not self.draft_health.usable and any(offer.source == "model" for offer in offers):
                 offers = [offer for offer in offers if offer.source != "model"]
                 run.lost_draft()
+        run.offers = offers
         return run.controller.choose(offers, run.answer.remaining, self.admission.running)
 
     def _draft(self, run: Run, session: DraftSession, decision: Decision, index: int) -> tuple[Draft | None, float]:
@@ -177,20 +187,48 @@ class Orchestrator:
         prefilled = index == 0 or (first_use and record.source == "model")
         # Where all drafts were dropped the call was plain decoding, at the price of a draft: not the cost of a round.
         dropped = draft is not None and verdict.drafted == 0
-        if not failed and not prefilled and not dropped:
-            key = decision.offer.key if decision.offer is not None and draft is not None else None
-            load = self.admission.running
-            run.controller.observe(
-                Observation(key, verdict.drafted, verdict.accepted, len(verdict.tokens), load, times)
-            )
+        observed = not failed and not prefilled and not dropped
+        key = decision.offer.key if decision.offer is not None and draft is not None else None
+        seen = Observation(key, verdict.drafted, verdict.accepted, len(verdict.tokens), self.admission.running, times)
+        if observed:
+            run.controller.observe(seen)
+        if self._trace is not None:
+            self._trace.put(_trace_line(run, record, decision, draft, seen, observed))
         return record
+
+
+def _trace_line(
+    run: Run, record: RoundRecord, decision: Decision, draft: Draft | None, seen: Observation, observed: bool
+) -> TraceRound:
+    return TraceRound(
+        request=run.unique,
+        client_id=run.request.request_id,
+        round=record.index,
+        position=run.answer.token_count - record.committed,
+        remaining=run.answer.remaining + record.committed,
+        offers=tuple(run.offers),
+        k=decision.k,
+        burst=decision.burst,
+        key=seen.key,
+        reason=record.reason,
+        draft_ids=draft.ids if draft is not None else (),
+        drafted=seen.drafted,
+        accepted=seen.accepted,
+        computed=seen.computed,
+        committed=record.committed,
+        load=seen.load,
+        observed=observed,
+        draft_s=record.draft_s,
+        verify_s=record.verify_s,
+        overhead_s=record.overhead_s,
+        time_s=time.time(),
+    )
 
 
 def _contexts(run: Run, arrival: int) -> tuple[TargetContext, DraftContext]:
     """What every call of an answer carries; of end_id and min_tokens the draft learns nothing."""
-    unique = uuid.uuid4().hex
     target = TargetContext(
-        request_id=unique,
+        request_id=run.unique,
         prompt_tokens=len(run.prompt_ids),
         sampling=run.sampling,
         seed=run.seed,
@@ -200,4 +238,4 @@ def _contexts(run: Run, arrival: int) -> tuple[TargetContext, DraftContext]:
         min_tokens=run.request.min_tokens,
         return_log_probs=run.request.return_log_probs,
     )
-    return target, DraftContext(unique, run.prompt_ids, run.sampling, run.seed, run.rule, arrival)
+    return target, DraftContext(run.unique, run.prompt_ids, run.sampling, run.seed, run.rule, arrival)

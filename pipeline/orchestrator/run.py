@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from pipeline.drafting.base import Offer
 from pipeline.orchestrator.answer import Answer, Committed
 from pipeline.orchestrator.controllers.base import KController
 from pipeline.orchestrator.request import EACH_TOKEN, Chunk, GenerationRequest
@@ -34,6 +36,8 @@ class Run:
         started: `perf_counter` when the answer's turn came.
         first_token_s: seconds to the first committed token.
         warm_sources: draft sources that have taken in the prompt.
+        offers: of the latest decision.
+        unique: names this answer in this process, whatever the client calls it.
     """
 
     request: GenerationRequest
@@ -51,6 +55,8 @@ class Run:
     started: float
     first_token_s: float = 0.0
     warm_sources: set[str] = field(default_factory=set)
+    offers: Sequence[Offer] = ()
+    unique: str = field(default_factory=lambda: uuid.uuid4().hex)
     _unsent: list[Committed] = field(default_factory=list)
     _cum_log_prob: float = 0.0
 

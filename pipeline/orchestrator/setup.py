@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from pipeline.drafting.base import Drafter
 from pipeline.drafting.hybrid import HybridDrafter
 from pipeline.drafting.model import ModelDrafter
@@ -14,6 +16,8 @@ from pipeline.orchestrator.admission import Admission
 from pipeline.orchestrator.controllers import make_controllers
 from pipeline.orchestrator.intake import TargetFacts
 from pipeline.orchestrator.loop import Orchestrator
+from pipeline.orchestrator.trace.line import TRACE_VERSION, TraceStart
+from pipeline.orchestrator.trace.writer import TraceWriter
 from pipeline.orchestrator.verifier import StepVerifier
 from pipeline.spec import DeploymentSpec
 from pipeline.text.tokenizer import Tokenizer
@@ -31,7 +35,9 @@ def make_orchestrator(
 
     Raises:
         EngineError: the spec's draft needs an engine that was not given.
+        SpecError: the trace file cannot be opened.
     """
+    drafter = _make_drafter(spec, draft, draft_manifest)
     pools = [target_manifest.limits] + ([draft_manifest.limits] if draft_manifest is not None else [])
     size = target_manifest.limits.tokens_per_block
     admission = Admission(min(limits.kv_tokens for limits in pools) // size, size, spec.limits.max_requests)
@@ -44,7 +50,7 @@ def make_orchestrator(
             target_manifest.padded_vocab_size,
         ),
         verifier=StepVerifier(target, spec.deadlines.target_s),
-        drafter=_make_drafter(spec, draft, draft_manifest),
+        drafter=drafter,
         controllers=make_controllers(
             spec.controller,
             target_manifest.limits.max_draft_len,
@@ -54,7 +60,24 @@ def make_orchestrator(
         admission=admission,
         default_rule=spec.rule,
         burst=spec.controller.burst,
+        trace=_open_trace(spec, target_manifest, draft_manifest),
     )
+
+
+def _open_trace(spec: DeploymentSpec, target: Manifest, draft: Manifest | None) -> TraceWriter | None:
+    if spec.trace is None:
+        return None
+    start = TraceStart(
+        version=TRACE_VERSION,
+        deployment=spec.name,
+        controller=spec.controller.kind,
+        max_draft_len=target.limits.max_draft_len,
+        burst=spec.controller.burst,
+        target_cost=target.cost,
+        draft_cost=None if draft is None else draft.cost,
+        time_s=time.time(),
+    )
+    return TraceWriter(spec.trace, start)
 
 
 def _make_drafter(spec: DeploymentSpec, draft: StepModel | None, manifest: Manifest | None) -> Drafter:

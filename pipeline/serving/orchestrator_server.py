@@ -41,6 +41,9 @@ class TextGenerator(Protocol):
             SpecDecodeError: from any `next`; the request ends with it.
         """
 
+    def close(self) -> None:
+        """Nothing will be asked any more."""
+
 
 def build_orchestrator(
     spec: DeploymentSpec, engines_dir: Path, target: StepModel, draft: StepModel | None
@@ -150,6 +153,7 @@ class OrchestratorServer:
         self._stopping = True
         for job in [*self._pool.close(), *self._outbox.close()]:
             job()
+        self._generator.close()
         for model in self._step_models:
             model.close()
 

@@ -262,3 +262,11 @@ def test_serve_says_when_an_inference_has_passed_and_stops_cleanly(number: signa
         shutil.rmtree(engines.with_name(f"{name}-b"), ignore_errors=True)
         shutil.rmtree(ROOT / "runs" / name, ignore_errors=True)
         shutil.rmtree(ROOT / "runs" / f"{name}-b", ignore_errors=True)
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_loaded(command: str, tmp_path: Path) -> None:
+    words = ["hello"] if command == "generate" else []
+    done = CliRunner().invoke(app, [command, *words, "--trace", str(tmp_path / "missing" / "t.jsonl")])
+    assert done.exit_code == 1
+    assert "t.jsonl': must be a file that can be written: No such file or directory" in done.output.replace("\n", "")

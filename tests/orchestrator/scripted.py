@@ -18,6 +18,7 @@ from pipeline.orchestrator.intake import TargetFacts
 from pipeline.orchestrator.loop import Orchestrator
 from pipeline.orchestrator.request import Chunk, GenerationRequest
 from pipeline.orchestrator.statistics import RequestStatistics
+from pipeline.orchestrator.trace.writer import TraceWriter
 from pipeline.orchestrator.verifier import StepVerifier
 from pipeline.sampling.params import OPTIONS
 from pipeline.text.tokenizer import Tokenizer
@@ -199,6 +200,7 @@ def make_rig(
     answer: Callable[[StepRequest], StepResult | Exception | None] | None = None,
     capabilities: Capabilities = CAPABILITIES,
     verifies: int = 64,
+    trace: TraceWriter | None = None,
     **drafting: Any,
 ) -> Rig:
     """Join scripted parts; `drafting` goes to the ScriptedDrafter."""
@@ -213,6 +215,7 @@ def make_rig(
         drafter=drafter,
         controllers=controllers or FixedFactory(k, 8),
         admission=Admission(limits.kv_blocks, limits.tokens_per_block, limits.max_requests),
+        trace=trace,
     )
     return Rig(orchestrator, target, drafter)
 

@@ -12,6 +12,7 @@ from pipeline.engine.manifest import CostTable
 from pipeline.orchestrator.controllers.base import ControllerFactory, KController, Observation, RoundTimes
 from pipeline.orchestrator.controllers.costs import CostModel
 from pipeline.orchestrator.controllers.goodput import GoodputFactory
+from pipeline.orchestrator.trace.line import TraceRound
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)
 LARGEST_K = 8
@@ -82,6 +83,7 @@ class Trace:
     tokens: int = 0
     seconds: float = 0.0
     rounds: list[tuple[int, int, str]] = field(default_factory=list)  # (tokens before, K, reason)
+    lines: list[TraceRound] = field(default_factory=list)  # what a deployment would have recorded
 
     @property
     def seconds_per_token(self) -> float:
@@ -101,14 +103,14 @@ def simulate(factory: ControllerFactory, world: World, tokens: int, seed: int = 
     """Generate so many tokens, requests one after the other."""
     rng, trace = random.Random(seed), Trace()
     while trace.tokens < tokens:
-        until = min(tokens, trace.tokens + world.request_tokens)
+        first, until = trace.tokens, min(tokens, trace.tokens + world.request_tokens)
         controller = factory.start()
         while trace.tokens < until:
-            _round(controller, world, until - trace.tokens, trace, rng)
+            _round(controller, world, first, until - trace.tokens, trace, rng)
     return trace
 
 
-def _round(controller: KController, world: World, remaining: int, trace: Trace, rng: random.Random) -> None:
+def _round(controller: KController, world: World, first: int, remaining: int, trace: Trace, rng: random.Random) -> None:
     limit = min(remaining - 1, LARGEST_K)
     there = world.offered == 1.0 or rng.random() < world.offered
     offers: Sequence[Offer] = [Offer("model", "model", limit)] if limit and there else []
@@ -121,14 +123,38 @@ def _round(controller: KController, world: World, remaining: int, trace: Trace, 
         verify_s = world.verify(1) * computed * rng.lognormvariate(0, world.noise)
     else:
         assert 1 <= decision.k <= limit
-        acceptance = world.acceptance(trace.tokens)
-        while accepted < decision.k and rng.random() < acceptance:
+        while accepted < decision.k and rng.random() < world.acceptance(trace.tokens + accepted):
             accepted += 1
         computed = accepted + 1
         draft_s = world.draft(decision.k) * rng.lognormvariate(0, world.noise)
         verify_s = world.verify(decision.k + 1) * rng.lognormvariate(0, world.noise)
+    key = None if decision.offer is None else decision.offer.key
+    trace.lines.append(
+        TraceRound(
+            request=f"{first}",
+            client_id="",
+            round=len(trace.lines) + 1,
+            position=trace.tokens - first,
+            remaining=remaining,
+            offers=tuple(offers),
+            k=decision.k,
+            burst=decision.burst,
+            key=key,
+            reason=decision.reason,
+            draft_ids=(0,) * decision.k,
+            drafted=decision.k,
+            accepted=accepted,
+            computed=computed,
+            committed=computed,
+            load=1,
+            observed=True,
+            draft_s=draft_s,
+            verify_s=verify_s,
+            overhead_s=OVERHEAD_S,
+            time_s=trace.seconds,
+        )
+    )
     trace.seconds += draft_s + verify_s + OVERHEAD_S
     trace.tokens += computed
-    key = None if decision.offer is None else decision.offer.key
     times = RoundTimes(draft_s, verify_s, OVERHEAD_S)
     controller.observe(Observation(key, decision.k, accepted, computed, 1, times))

@@ -9,8 +9,9 @@ from pipeline.engine.manifest import CostTable
 from pipeline.orchestrator.controllers import make_controllers
 from pipeline.orchestrator.controllers.base import Burst, Observation, RoundTimes
 from pipeline.orchestrator.controllers.fixed import FixedController, FixedFactory
-from pipeline.orchestrator.controllers.goodput import GoodputFactory
+from pipeline.orchestrator.controllers.governor import GovernedFactory
 from pipeline.orchestrator.controllers.heuristic import HeuristicController, HeuristicFactory
+from pipeline.orchestrator.controllers.pid import PidFactory
 from pipeline.spec import ControllerSpec
 
 OFFERS = (Offer("ngram", "ngram-3", 8), Offer("model", "model", 5))
@@ -75,7 +76,8 @@ def test_a_short_offer_does_not_shrink_k() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "factory"), [("fixed", FixedFactory), ("heuristic", HeuristicFactory), ("goodput", GoodputFactory)]
+    ("kind", "factory"),
+    [("fixed", FixedFactory), ("heuristic", HeuristicFactory), ("pid", PidFactory), ("goodput", GovernedFactory)],
 )
 def test_controllers_by_name(kind: str, factory: type) -> None:
     """The spec's names; each request gets a controller of its own."""

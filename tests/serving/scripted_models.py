@@ -89,6 +89,9 @@ class ScriptedOrchestrator:
         self._draft = draft
         self._deadline_s = spec.deadlines.target_s
 
+    def close(self) -> None:
+        pass
+
     def generate(self, request: GenerationRequest, is_cancelled: Callable[[], bool]) -> Iterator[Chunk]:
         command, _, number = request.text_input.partition(" ")
         collector = StatisticsCollector(prompt_tokens=2, rule="token", seed=request.seed or 0, reproducible=True)

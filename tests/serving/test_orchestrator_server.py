@@ -27,6 +27,10 @@ class Generator:
     def __init__(self) -> None:
         self.release = threading.Event()
         self.started = threading.Semaphore(0)
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def generate(self, request: GenerationRequest, is_cancelled: Callable[[], bool]) -> Iterator[Chunk]:
         self.started.release()
@@ -186,6 +190,7 @@ def test_close_refuses_what_waits(server: OrchestratorServer, generator: Generat
     server.execute([waiting])
     server.close()
     assert error(waiting) == "[UNAVAILABLE] the server is stopping"
+    assert generator.closed
     generator.release.set()
     for request in running:
         assert texts(request) == ["end"]

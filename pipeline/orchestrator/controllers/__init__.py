@@ -7,7 +7,9 @@ from pipeline.orchestrator.controllers.base import ControllerFactory
 from pipeline.orchestrator.controllers.costs import CostModel
 from pipeline.orchestrator.controllers.fixed import FixedFactory
 from pipeline.orchestrator.controllers.goodput import GoodputFactory
+from pipeline.orchestrator.controllers.governor import GovernedFactory
 from pipeline.orchestrator.controllers.heuristic import HeuristicFactory
+from pipeline.orchestrator.controllers.pid import PidFactory
 from pipeline.spec import ControllerSpec
 
 
@@ -19,4 +21,6 @@ def make_controllers(
         return FixedFactory(spec.k, spec.burst)
     if spec.kind == "heuristic":
         return HeuristicFactory(spec.k, max_draft_len)
-    return GoodputFactory(CostModel(target, draft), spec.burst)
+    if spec.kind == "pid":
+        return PidFactory(spec.k, max_draft_len, spec.set_point, spec.burst)
+    return GovernedFactory(GoodputFactory(CostModel(target, draft), spec.burst), max_draft_len, spec.burst)

@@ -127,11 +127,18 @@ class CostModel:
         bucket.normalise()
 
     def _draft_table(self, source: str, k: int) -> float:
-        if source == "ngram" or self._draft is None:
-            return 0.0
-        # The first pass takes in what the last round committed as well: about two tokens.
-        return self._draft.seconds(2) + (k - 1) * self._draft.seconds(1)
+        return 0.0 if source == "ngram" or self._draft is None else model_draft_s(self._draft, k)
 
     def _bucket(self, load: int) -> _Bucket:
-        # 1, 2, 3-4, 5-8, 9-16, ...
-        return self._buckets.setdefault((max(load, 1) - 1).bit_length(), _Bucket())
+        return self._buckets.setdefault(load_bucket(load), _Bucket())
+
+
+def load_bucket(load: int) -> int:
+    """0, 1, 2, 3 ... for 1, 2, 3-4, 5-8 ... requests in flight."""
+    return (max(load, 1) - 1).bit_length()
+
+
+def model_draft_s(table: CostTable, k: int) -> float:
+    """Seconds to draft k tokens with a model, by its table."""
+    # The first pass takes in what the last round committed as well: about two tokens.
+    return table.seconds(2) + (k - 1) * table.seconds(1)

@@ -1,0 +1,1 @@
+"""A recorded trace: a JSON line per round, read again by `specdec replay`."""
