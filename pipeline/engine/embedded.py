@@ -18,7 +18,7 @@ from pipeline.engine.decoder import Decoder
 from pipeline.engine.manifest import Limits, Manifest
 from pipeline.engine.model_config import ModelConfig
 from pipeline.engine.scheduler import Scheduler
-from pipeline.engine.step import StepModel, StepRequest, StepResult
+from pipeline.engine.step import KvBlocks, StepModel, StepRequest, StepResult
 from pipeline.engine.weights import load_weights
 from pipeline.errors import EngineError, InvalidRequestError, StepError
 from pipeline.kv_cache.cache import KvCache
@@ -80,6 +80,10 @@ class EmbeddedStepModel(StepModel):
             self._inbox.put(None)
         self._thread.join()
         self._scheduler.close()
+
+    def kv_blocks(self) -> KvBlocks:
+        free, used = self.kv.pool.free_blocks, self.kv.used_blocks
+        return KvBlocks(free, max(0, self.kv.pool.num_blocks - free - used), used)
 
     def _accept(self, request: StepRequest, future: Future[StepResult]) -> Call:
         limits = self._limits

@@ -68,6 +68,15 @@ class KvUse:
 
 
 @dataclass(frozen=True)
+class KvBlocks:
+    """Where the blocks of a KV pool are: free, held by the prefix index alone (evictable), used by running calls."""
+
+    free: int
+    cached: int
+    used: int
+
+
+@dataclass(frozen=True)
 class StepResult:
     """The answer to one call.
 
@@ -109,3 +118,7 @@ class StepModel(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release threads and memory. Calls still running end with a StepError."""
+
+    def kv_blocks(self) -> KvBlocks | None:
+        """The state of its KV pool now, from any thread; None where it is not known in this process."""
+        return None

@@ -117,6 +117,11 @@ class KvCache:
         """Blocks that a new call could get: free, or held by the index alone."""
         return self.pool.free_blocks + self.index.idle_blocks()
 
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that running calls hold; another thread may ask, and gets the state of about now."""
+        return len({block for table in list(self._open) for block in list(table.blocks)})
+
     def check_integrity(self) -> None:
         """Assert that every block is free or held exactly by those who use it, and the index is sound."""
         holders: Counter[int] = Counter()

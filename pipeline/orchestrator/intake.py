@@ -101,6 +101,7 @@ class Intake:
             statistics=StatisticsCollector(len(prompt_ids), rule, seed, self._reproducible(request, rule)),
             kv_tokens=len(prompt_ids) + request.max_tokens + limits.max_draft_len + 1,
             started=started,
+            waited_s=request.waited_s if sequence == 0 else 0.0,
         )
 
     def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:

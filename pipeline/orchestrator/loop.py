@@ -12,6 +12,7 @@ from pipeline.orchestrator.answer import CANCELLED, Committed
 from pipeline.orchestrator.controllers.base import ControllerFactory, Decision, Observation, RoundTimes
 from pipeline.orchestrator.draft_health import DraftHealth
 from pipeline.orchestrator.intake import Intake, TargetFacts
+from pipeline.orchestrator.recorder import LoopState, NoRecorder, Recorder
 from pipeline.orchestrator.request import Chunk, GenerationRequest
 from pipeline.orchestrator.run import Run
 from pipeline.orchestrator.statistics import RoundRecord
@@ -34,6 +35,9 @@ class Orchestrator:
         default_rule: the deployment's acceptance rule, for requests that say "auto".
         burst: plain tokens per target call at most.
         trace: is given every round, and closed with the orchestrator.
+
+    Attributes:
+        recorder: told of every round; a server puts its own here.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Orchestrator:
         self._trace = trace
         self.admission = admission
         self.draft_health = DraftHealth()
+        self.recorder: Recorder = NoRecorder()
 
     def close(self) -> None:
         """Write what the trace still waits for. The step models are not the orchestrator's to close."""
@@ -83,6 +88,10 @@ class Orchestrator:
                     yield from self._rounds(run, arrival, is_cancelled)
             except CancelledError:
                 yield run.last_chunk(CANCELLED)
+
+    def state(self) -> LoopState:
+        """How busy it is, from any thread."""
+        return LoopState(self.admission.running, self.admission.waiting, self.draft_health.usable)
 
     def _rounds(self, run: Run, arrival: int, is_cancelled: Callable[[], bool]) -> Iterator[Chunk]:
         target, draft_context = _contexts(run, arrival)
@@ -137,6 +146,7 @@ class Orchestrator:
     def _draft_failed(self, run: Run) -> None:
         """The request goes on without its draft: slower, never wrong."""
         self.draft_health.failed()
+        self.recorder.draft_failed()
         run.statistics.draft_failures += 1
         run.lost_draft()
 
@@ -176,10 +186,12 @@ class Orchestrator:
             overhead_s=times.overhead_s,
         )
         run.statistics.add(record)
+        self.recorder.round_ended(record)
         run.statistics.target_reused_tokens += verdict.kv.reused_tokens
         run.statistics.target_computed_tokens += verdict.kv.computed_tokens
         if index == 0:
             run.first_token_s = time.perf_counter() - run.started
+            self.recorder.first_token(run.waited_s + run.first_token_s)
         # A first pass takes in the whole prompt and says nothing about the cost of a round.
         first_use = draft is not None and draft.source not in run.warm_sources
         if draft is not None:

@@ -42,6 +42,7 @@ class GenerationRequest:
         return_log_probs: send the log-probability of every committed token.
         num_return_sequences: answers to give, one after another, each with a seed of its own.
         stream_tokens: "round" streams a chunk per round, "each" one per token.
+        waited_s: seconds from its arrival at a server to its turn; for metrics alone.
     """
 
     text_input: str
@@ -63,6 +64,7 @@ class GenerationRequest:
     return_log_probs: bool = False
     num_return_sequences: int = 1
     stream_tokens: str = EACH_ROUND
+    waited_s: float = 0.0
 
     def __post_init__(self) -> None:
         _require(self.text_input != "", "text_input", self.text_input, "must not be empty")

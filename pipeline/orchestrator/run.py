@@ -34,6 +34,7 @@ class Run:
         statistics: of the rounds so far.
         kv_tokens: what admission reserves: prompt + max_tokens + K + 1.
         started: `perf_counter` when the answer's turn came.
+        waited_s: seconds that the request had waited by then; 0 for its further answers.
         first_token_s: seconds to the first committed token.
         warm_sources: draft sources that have taken in the prompt.
         offers: of the latest decision.
@@ -53,6 +54,7 @@ class Run:
     statistics: StatisticsCollector
     kv_tokens: int
     started: float
+    waited_s: float
     first_token_s: float = 0.0
     warm_sources: set[str] = field(default_factory=set)
     offers: Sequence[Offer] = ()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +12,9 @@ from typing import Any, Protocol
 from pipeline.engine.manifest import MANIFEST_NAME, Manifest
 from pipeline.engine.step import StepModel
 from pipeline.errors import CancelledError, OverloadedError, SpecDecodeError
+from pipeline.metrics import catalogue as metrics
+from pipeline.metrics.tally import Tally
+from pipeline.orchestrator.recorder import LoopState, NoRecorder, Recorder, TallyRecorder
 from pipeline.orchestrator.request import Chunk, GenerationRequest
 from pipeline.serving.answer import Answer
 from pipeline.serving.backend import (
@@ -23,6 +28,7 @@ from pipeline.serving.bls import BlsStepModel
 from pipeline.serving.contract import DRAFT_MODEL, TARGET_MODEL
 from pipeline.serving.dialect import OWN, Dialect
 from pipeline.serving.generation import decode_generation, encode_chunk, encode_chunks
+from pipeline.serving.metrics import Gauge, MetricsExporter
 from pipeline.serving.workers import WorkerPool
 from pipeline.spec import DeploymentSpec
 
@@ -33,6 +39,11 @@ DEFAULT_ORCHESTRATOR_FACTORY = "pipeline.serving.orchestrator_server:build_orche
 
 class TextGenerator(Protocol):
     """What the server needs of an orchestrator; `pipeline.orchestrator.loop.Orchestrator` has this shape."""
+
+    recorder: Recorder
+
+    def state(self) -> LoopState:
+        """How busy it is."""
 
     def generate(self, request: GenerationRequest, is_cancelled: Callable[[], bool]) -> Iterator[Chunk]:
         """Chunks of num_return_sequences answers, the last of each is `final`. Without `stream` one chunk each.
@@ -87,7 +98,8 @@ class OrchestratorServer:
         utils: `triton_python_backend_utils`.
         max_requests: requests that run at once.
         max_queue: requests that may wait beyond those; a further one is refused with UNAVAILABLE.
-        step_models: closed with the server.
+        step_models: closed with the server, by name.
+        recorder: told how requests end.
     """
 
     def __init__(
@@ -97,11 +109,14 @@ class OrchestratorServer:
         *,
         max_requests: int,
         max_queue: int,
-        step_models: Sequence[StepModel] = (),
+        step_models: Mapping[str, BlsStepModel] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._generator = generator
         self._utils = utils
-        self._step_models = step_models
+        self._step_models = step_models or {}
+        self._recorder = recorder or NoRecorder()
+        self._exporter: MetricsExporter | None = None
         self._pool = WorkerPool("request", max_requests, max_queue)
         self._outbox = WorkerPool("outbox", OUTBOX_THREADS)
         self._stopping = False
@@ -131,22 +146,39 @@ class OrchestratorServer:
         target = connect(TARGET_MODEL, spec.deadlines.target_s)
         draft = connect(DRAFT_MODEL, spec.deadlines.draft_s) if spec.draft.uses_model else None
         factory = load_factory(arguments.parameters.get("orchestrator_factory", DEFAULT_ORCHESTRATOR_FACTORY))
-        return cls(
-            factory(spec, engines_dir, target, draft),
+        generator: TextGenerator = factory(spec, engines_dir, target, draft)
+        tally = Tally()
+        generator.recorder = TallyRecorder(tally)
+        server = cls(
+            generator,
             utils,
             max_requests=spec.limits.max_requests,
             max_queue=spec.limits.max_queue,
-            step_models=[model for model in (target, draft) if model is not None],
+            step_models={TARGET_MODEL: target, **({} if draft is None else {DRAFT_MODEL: draft})},
+            recorder=generator.recorder,
         )
+        server._exporter = MetricsExporter(utils, metrics.ORCHESTRATOR_METRICS, tally, server.gauges)
+        return server
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Enqueue requests; returns None, as a decoupled model must."""
+        arrived = time.perf_counter()
         for request in requests:
             answer = Answer(self._utils, request.get_response_sender(), self._outbox)
             try:
-                self._pool.submit(partial(self._run, request, answer))
+                self._pool.submit(partial(self._run, request, answer, arrived))
             except OverloadedError as error:
-                answer.fail(error)
+                self._fail(answer, error)
+
+    def gauges(self) -> list[Gauge]:
+        """The values of all gauges now."""
+        state = self._generator.state()
+        return [
+            (metrics.RUNNING, (), state.running),
+            (metrics.WAITING, (), self._pool.waiting + state.waiting),
+            (metrics.DRAFT_USABLE, (), float(state.draft_usable)),
+            *((metrics.ABANDONED, (name,), model.abandoned) for name, model in self._step_models.items()),
+        ]
 
     def close(self) -> None:
         """Refuse what waits; running requests end by their own deadlines."""
@@ -154,19 +186,25 @@ class OrchestratorServer:
         for job in [*self._pool.close(), *self._outbox.close()]:
             job()
         self._generator.close()
-        for model in self._step_models:
+        for model in self._step_models.values():
             model.close()
+        if self._exporter is not None:
+            self._exporter.close()
 
-    def _run(self, request: Any, answer: Answer) -> None:
+    def _run(self, request: Any, answer: Answer, arrived: float) -> None:
         try:
             if self._stopping:
                 raise OverloadedError("the server is stopping")
             if answer.was_withdrawn():
                 raise CancelledError("the client withdrew the request while it waited")
             wanted = decode_generation(read_inputs(request), read_parameters(request), request.request_id())
-            self._answer(wanted, answer)
+            self._answer(replace(wanted, waited_s=time.perf_counter() - arrived), answer)
         except BaseException as error:
-            answer.fail(error)
+            self._fail(answer, error)
+
+    def _fail(self, answer: Answer, error: BaseException) -> None:
+        self._recorder.request_failed(error.code if isinstance(error, SpecDecodeError) else SpecDecodeError.code)
+        answer.fail(error)
 
     def _answer(self, wanted: GenerationRequest, answer: Answer) -> None:
         """Chunks as they come where the request streams; else all answers in one response."""
@@ -174,6 +212,8 @@ class OrchestratorServer:
         whole: list[Chunk] = []
         for chunk in self._generator.generate(wanted, answer.is_cancelled):
             ended += chunk.final
+            if chunk.statistics is not None:
+                self._recorder.answer_ended(chunk.statistics)
             if wanted.stream:
                 answer.send(encode_chunk(chunk), final=ended == wanted.num_return_sequences)
             elif not chunk.final:

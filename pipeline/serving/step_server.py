@@ -18,6 +18,8 @@ from typing import Any
 
 from pipeline.engine.step import StepModel, StepResult
 from pipeline.errors import StepError
+from pipeline.metrics import catalogue as metrics
+from pipeline.metrics.tally import Tally
 from pipeline.serving.backend import (
     ModelArguments,
     backend_utils,
@@ -27,6 +29,7 @@ from pipeline.serving.backend import (
     triton_error,
 )
 from pipeline.serving.contract import Tensors
+from pipeline.serving.metrics import Gauge, MetricsExporter
 from pipeline.serving.request_tensors import StepCall, decode_request, is_stop
 from pipeline.serving.result_tensors import encode_result, encode_stopped
 from pipeline.serving.workers import WorkerPool
@@ -41,10 +44,16 @@ class StepServer:
     Args:
         model: the engine.
         utils: `triton_python_backend_utils`.
+        name: of the Triton model; None counts nothing.
     """
 
-    def __init__(self, model: StepModel, utils: Any) -> None:
+    def __init__(self, model: StepModel, utils: Any, name: str | None = None) -> None:
         self._model = model
+        self._tally = Tally()
+        self._labels = (name or "",)
+        self._exporter = (
+            None if name is None else MetricsExporter(utils, metrics.STEP_METRICS, self._tally, self.gauges)
+        )
         self._utils = utils
         self._senders = WorkerPool("respond", 2)
         self._open = 0
@@ -60,7 +69,7 @@ class StepServer:
         arguments = ModelArguments.from_triton(args)
         factory = load_factory(arguments.parameters.get("step_model_factory", DEFAULT_STEP_MODEL_FACTORY))
         model = factory(Path(arguments.parameter("engine_dir")), int(arguments.parameter("threads")))
-        return cls(model, backend_utils())
+        return cls(model, backend_utils(), arguments.name)
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Enqueue requests; returns None, which tells the backend that responses come by their senders."""
@@ -81,6 +90,16 @@ class StepServer:
             while self._open and time.monotonic() < deadline:
                 self._all_answered.wait(0.1)
         self._senders.close()
+        if self._exporter is not None:
+            self._exporter.close()
+
+    def gauges(self) -> list[Gauge]:
+        """The state of the KV pool, where the engine tells."""
+        blocks = self._model.kv_blocks()
+        if blocks is None:
+            return []
+        states = {"free": blocks.free, "cached": blocks.cached, "used": blocks.used}
+        return [(metrics.KV_BLOCKS, (*self._labels, state), count) for state, count in states.items()]
 
     def _start(self, request: Any, sender: Any) -> None:
         tensors = read_inputs(request)
@@ -103,7 +122,15 @@ class StepServer:
     def _finish(self, sender: Any, call: StepCall, outputs: list[str], future: Future[StepResult]) -> None:
         answer: Tensors | BaseException
         try:
-            answer = encode_result(future.result(), call, outputs)
+            result = future.result()
+            if self._exporter is not None:
+                self._tally.add(
+                    (
+                        (metrics.KV_REUSED, self._labels, result.kv.reused_blocks),
+                        (metrics.KV_NEW, self._labels, result.kv.alloc_new_blocks),
+                    )
+                )
+            answer = encode_result(result, call, outputs)
         except FutureCancelledError:
             answer = StepError("the call was cancelled")
         except BaseException as error:

@@ -64,6 +64,11 @@ class WorkerPool:
             self._written_off = jobs
 
     @property
+    def waiting(self) -> int:
+        """Jobs that have no thread yet."""
+        return len(self._jobs)
+
+    @property
     def closed(self) -> bool:
         return self._closed
 

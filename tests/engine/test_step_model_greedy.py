@@ -39,6 +39,8 @@ def test_one_call_equals_token_by_token_and_transformers(target: Watched, greedy
     for _ in range(NEW):
         text += target.call(text, 1).output_ids
     assert tuple(text[len(PROMPT) :]) == greedy[:NEW]
+    blocks = target.model.kv_blocks()
+    assert (blocks.used, blocks.free + blocks.cached) == (0, 48) and blocks.cached >= len(text) // BLOCK
 
 
 @SETTINGS

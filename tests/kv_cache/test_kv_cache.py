@@ -40,8 +40,10 @@ def test_rejected_tokens_are_not_indexed(copies: Copies) -> None:
     kv = KvCache(8, SIZE, copies)
     run(kv, list(range(14)), computed=14, kept=6)
     assert kv.pool.free_blocks == 6
+    assert kv.used_blocks == 0
     table = kv.open(list(range(14)), 14)
     assert table is not None and table.length == 6
+    assert kv.used_blocks == len(table.blocks) == 4
 
 
 def test_last_token_is_always_computed(copies: Copies) -> None:

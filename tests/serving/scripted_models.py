@@ -14,6 +14,7 @@ import numpy as np
 
 from pipeline.engine.step import KvUse, StepModel, StepRequest, StepResult
 from pipeline.errors import EngineError, StepError, StepTimeoutError
+from pipeline.orchestrator.recorder import LoopState, NoRecorder, Recorder
 from pipeline.orchestrator.request import Chunk, GenerationRequest
 from pipeline.orchestrator.statistics import RoundRecord, StatisticsCollector
 from pipeline.spec import DeploymentSpec
@@ -88,6 +89,10 @@ class ScriptedOrchestrator:
         self._target = target
         self._draft = draft
         self._deadline_s = spec.deadlines.target_s
+        self.recorder: Recorder = NoRecorder()
+
+    def state(self) -> LoopState:
+        return LoopState(0, 0, True)
 
     def close(self) -> None:
         pass

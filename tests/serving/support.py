@@ -8,7 +8,7 @@ import queue
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,12 @@ def make_spec(**changes: Any) -> DeploymentSpec:
     return DeploymentSpec.model_validate({**fields, **changes})
 
 
-def scripted_server(folder: Path, spec: DeploymentSpec, **options: Any) -> TritonServer:
+LOOP = RepositoryOptions(step_model_factory="real_loop:step_model", orchestrator_factory="real_loop:orchestrator")
+
+
+def scripted_server(
+    folder: Path, spec: DeploymentSpec, factories: RepositoryOptions = SCRIPTED, **options: Any
+) -> TritonServer:
     """A server of scripted models; `folder` takes the repository and the engines."""
     engines = folder / "engines"
     for role in ("target", "draft"):
@@ -44,7 +49,7 @@ def scripted_server(folder: Path, spec: DeploymentSpec, **options: Any) -> Trito
     repository = render_repository(
         spec,
         folder / "repository",
-        RepositoryOptions(engines, SCRIPTED.step_model_factory, SCRIPTED.orchestrator_factory),
+        replace(factories, engines_dir=engines),
     )
     env = {"PYTHONPATH": str(HERE), "SCRIPTED_FLAGS": str(folder)}
     return TritonServer(repository, engines, ServerOptions(env=env, exit_timeout_s=2, shm_bytes=4 << 20, **options))
