@@ -21,15 +21,16 @@ class HybridDrafter(Drafter):
 class _HybridSession(DraftSession):
     def __init__(self, sessions: Sequence[DraftSession]) -> None:
         self._sessions = tuple(sessions)
-        self._owner: dict[Offer, DraftSession] = {}
+        self._owner: dict[str, DraftSession] = {}  # by key: a controller may lower an offer's max_k
 
     def extend(self, tokens: Sequence[int]) -> None:
         for session in self._sessions:
             session.extend(tokens)
 
     def offers(self, limit: int) -> tuple[Offer, ...]:
-        self._owner = {offer: session for session in self._sessions for offer in session.offers(limit)}
-        return tuple(self._owner)
+        found = [(offer, session) for session in self._sessions for offer in session.offers(limit)]
+        self._owner = {offer.key: session for offer, session in found}
+        return tuple(offer for offer, _ in found)
 
     def propose(self, offer: Offer, k: int, round_index: int) -> Draft:
-        return self._owner[offer].propose(offer, k, round_index)
+        return self._owner[offer.key].propose(offer, k, round_index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -259,7 +260,7 @@ class _OffersSession(DraftSession):
         return (self._owner.offer,) if limit else ()
 
     def propose(self, offer: Offer, k: int, round_index: int) -> Draft:
-        assert offer == self._owner.offer
+        assert offer.key == self._owner.offer.key
         return Draft(offer.source, (self._owner.token,) * k)
 
 
@@ -270,6 +271,8 @@ def test_hybrid() -> None:
     assert session.offers(4) == (first.offer, second.offer)
     assert session.propose(second.offer, 2, 0).ids == (2, 2)
     assert session.propose(first.offer, 3, 0).ids == (1, 1, 1)
+    capped = dataclasses.replace(second.offer, max_k=1)  # as a governor does
+    assert session.propose(capped, 1, 0).ids == (2,)
     session.extend((5, 6))
     assert first.seen == second.seen == [5, 6]
     assert session.offers(0) == ()

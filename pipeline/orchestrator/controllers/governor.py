@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.drafting.base import Offer
+from pipeline.engine.manifest import CostTable
 from pipeline.orchestrator.controllers.base import Burst, ControllerFactory, Decision, KController, Observation
 from pipeline.orchestrator.controllers.costs import load_bucket
 
@@ -19,6 +20,8 @@ STOP_GAIN = 0.03  # plain decoding must get so much more done to become the cap
 MOVE_GAIN = 0.08  # and another cap so much more: rates of neighbours differ by chance
 ALARM = 0.05  # so far below what plain decoding got done, and trials begin at once
 CLEAR = 1.2  # times plain decoding: trials may be rare soon
+PATIENCE = 4  # intervals before the first trial where the tables speak against speculation
+HOPE = 0.6  # acceptance that a load must pay with, by the tables, to begin with speculation
 MEMORY = 1.0  # trials that all that was known of a level counts as, beside a new one
 
 
@@ -68,10 +71,12 @@ class Governor:
 
     Args:
         largest: K that the target can verify at most.
+        begins_plain: loads at which plain decoding is home until trials say otherwise.
     """
 
-    def __init__(self, largest: int) -> None:
+    def __init__(self, largest: int, begins_plain: Callable[[int], bool] = lambda load: False) -> None:
         self._levels = (*(cap for cap in CAPS if cap < largest), largest)
+        self._begins_plain = begins_plain
         self._lock = threading.Lock()
         self._buckets: dict[int, _Bucket] = {}
         self._phases = 0
@@ -139,8 +144,35 @@ class Governor:
         bucket.level, bucket.tried = bucket.home, []
 
     def _bucket(self, load: int) -> _Bucket:
-        top = len(self._levels) - 1
-        return self._buckets.setdefault(load_bucket(load), _Bucket([_Rate() for _ in self._levels], top, top))
+        found = self._buckets.get(load_bucket(load))
+        if found is None:
+            plain = self._begins_plain(load)
+            home = 0 if plain else len(self._levels) - 1
+            found = _Bucket([_Rate() for _ in self._levels], home, home)
+            # The tables are no proof, but reason enough to let trials wait.
+            found.interval = PATIENCE * FIRST_INTERVAL if plain else FIRST_INTERVAL
+            self._buckets[load_bucket(load)] = found
+        return found
+
+
+def plain_by_tables(target: CostTable, draft: CostTable | None, largest: int) -> Callable[[int], bool]:
+    """Whether plain decoding is faster for requests that all draft at once: a pass then has all their rows.
+
+    Args:
+        target, draft: seconds of a pass by its tokens.
+        largest: K at most.
+    """
+
+    def plain(load: int) -> bool:
+        committed, draft_s = 1.0, 0.0
+        for k in range(1, largest + 1):
+            committed += HOPE**k
+            draft_s += draft.seconds(load) if draft is not None else 0.0
+            if (draft_s + target.seconds(load * (k + 1))) / committed < target.seconds(load):
+                return False
+        return True
+
+    return plain
 
 
 class GovernedController(KController):
@@ -173,9 +205,15 @@ class GovernedController(KController):
 class GovernedFactory(ControllerFactory):
     """Makes controllers that share one governor."""
 
-    def __init__(self, inner: ControllerFactory, largest: int, burst: int) -> None:
+    def __init__(
+        self,
+        inner: ControllerFactory,
+        largest: int,
+        burst: int,
+        begins_plain: Callable[[int], bool] = lambda load: False,
+    ) -> None:
         self._inner = inner
-        self._governor = Governor(largest)
+        self._governor = Governor(largest, begins_plain)
         self._burst = burst
 
     def start(self) -> GovernedController:
