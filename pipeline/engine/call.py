@@ -64,6 +64,16 @@ class Call:
             and not (request.return_logits or request.return_log_probs)
         )
 
+    @property
+    def goes_on(self) -> bool:
+        """True where this call has ended by its length alone and its caller will come back for more."""
+        request = self.request
+        return (
+            request.continues
+            and not (self.drafts or self.stopped or request.return_logits or request.return_log_probs)
+            and len(self.output) == request.max_new_tokens
+        )
+
     def next_row(self, budget: int) -> Row:
         """The next part of the work, at most `budget` tokens."""
         assert self.table is not None

@@ -25,6 +25,8 @@ from pipeline.kv_cache.cache import KvCache
 from pipeline.sampling.call import check_call
 from pipeline.sampling.rules import resolve_rule
 
+CALLER_WAIT_S = 0.5  # how long an idle engine keeps what a call may go on from
+
 
 class EmbeddedStepModel(StepModel):
     """Runs calls of one engine. `submit` only enqueues; requests that wait together share a forward pass.
@@ -130,10 +132,15 @@ class EmbeddedStepModel(StepModel):
 
     def _loop(self) -> None:
         while True:
+            busy = self._scheduler.busy
+            wait = CALLER_WAIT_S if self._scheduler.expects_callers else None
             try:
-                action = self._inbox.get(block=not self._scheduler.busy)
+                action = self._inbox.get(block=not busy, timeout=wait)
             except queue.Empty:
-                self._scheduler.step()
+                if busy:
+                    self._scheduler.step()
+                else:
+                    self._scheduler.forget_callers()
                 continue
             if action is None:
                 return

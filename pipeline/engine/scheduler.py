@@ -11,6 +11,7 @@ from torch import Tensor
 from pipeline.engine.batch import PackedBatch, Row
 from pipeline.engine.call import Call
 from pipeline.engine.decoder import Decoder
+from pipeline.engine.run_ahead import RunAhead, RunAheads
 from pipeline.errors import StepError
 from pipeline.kv_cache.cache import KvCache
 from pipeline.sampling.head import Head
@@ -20,6 +21,7 @@ from pipeline.sampling.row_team import RowTeam
 from pipeline.sampling.verify import IMPOSSIBLE, Decision, follow, sample_with_law
 
 MAX_BATCH_TOKENS = 512
+NOT_FINITE = "the engine computed logits that are not finite"
 
 
 class Scheduler:
@@ -37,6 +39,7 @@ class Scheduler:
         self._head = None if decoder.head_ids is None else Head.of(decoder.head_ids, decoder.config.vocab_size)
         self._token_ids: list[int] | None = None if self._head is None else self._head.ids.tolist()
         self._kv = kv
+        self._ahead = RunAheads(kv)
         self._team = RowTeam(decoder.threads)
         self._max_calls = max_calls
         self._max_batch_tokens = max_batch_tokens
@@ -45,7 +48,16 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self.running)
+        return bool(self._waiting or self.running or self._ahead.pending)
+
+    @property
+    def expects_callers(self) -> bool:
+        """Whether rows wait for calls that go on from them."""
+        return bool(self._ahead)
+
+    def forget_callers(self) -> None:
+        """They have not come: give back what was kept for them."""
+        self._ahead.drop_all()
 
     def add(self, call: Call) -> None:
         """Queue a call; the orchestrator's arrival order decides who goes first."""
@@ -56,18 +68,22 @@ class Scheduler:
         """Admit what fits, compute one pass, and finish the calls that ended."""
         self._admit()
         planned = self._plan()
-        if not planned:
+        if not planned and not self._ahead.pending:
             return
-        calls, rows = [call for call, _ in planned], tuple(row for _, row in planned)
+        ahead = self._ahead.pending
+        calls = [call for call, _ in planned]
+        rows = (*(row for _, row in planned), *(row.row() for row in ahead))
         started = time.perf_counter()
         try:
             logits = self._decoder.forward(PackedBatch(rows))
-            self._advance(calls, rows, logits, started)
+            self._take_ahead(ahead, logits)
+            self._advance(calls, rows[: len(calls)], logits, started)
         except Exception as error:
             # One pass serves many calls: each must learn of its end, and none may keep blocks.
             for call in calls:
                 if not call.future.done():
                     self._fail(call, StepError(f"engine pass failed: {type(error).__name__}: {error}"))
+            self._ahead.drop_all()
 
     def close(self) -> None:
         """Release threads."""
@@ -76,6 +92,7 @@ class Scheduler:
 
     def fail_all(self, error: Exception) -> None:
         """End every call with `error`."""
+        self._ahead.drop_all()
         for call in [*self.running, *self._waiting]:
             self._fail(call, error)
         self._waiting.clear()
@@ -93,12 +110,45 @@ class Scheduler:
                 self._waiting.pop(0)
                 self._fail(call, StepError(f"call {call.request.request_id} was stopped"))
                 continue
+            ahead = self._ahead.claim(call)
+            if ahead is not None:
+                self.running.append(self._waiting.pop(0))
+                self._continue(call, ahead)
+                continue
             # First come first served: nobody overtakes a call that waits for room.
             table = self._kv.open(call.known, call.capacity)
+            if table is None and self._ahead.drop_all():
+                continue
             if table is None:
                 return
             call.table = table
             self.running.append(self._waiting.pop(0))
+
+    def _continue(self, call: Call, ahead: RunAhead) -> None:
+        """Start a call on the pages of a row that ran ahead, from the logits that it has already."""
+        call.table = table = ahead.table
+        table.reused_tokens, table.reused_blocks = table.length, len(table.blocks) - table.new_blocks
+        if not ahead.computed:
+            return
+        ended: list[Call] = []
+        if not ahead.finite:
+            self._fail(call, StepError(NOT_FINITE))
+        elif call.takes_best:
+            if self._commit(call, follow((), self._tokens([ahead.place]))):
+                ended = [call]
+        else:
+            assert ahead.logits is not None
+            ended = self._decide([call], ahead.logits)
+        for call in ended:
+            self._finish(call)
+
+    def _take_ahead(self, ahead: Sequence[RunAhead], logits: Tensor) -> None:
+        """Keep what the pass, whose last rows they are, has found."""
+        best = self._decoder.best()
+        first = len(best.places) - len(ahead)
+        for i, row in enumerate(ahead, first):
+            row.take(best.places[i], best.finite[i], logits[i])
+        self._ahead.pass_over()
 
     def _plan(self) -> list[tuple[Call, Row]]:
         """Short rows first, so that a long prefill delays nobody by more than a chunk."""
@@ -121,10 +171,9 @@ class Scheduler:
             call.table.length = row.start + len(row.tokens)
             call.computed_tokens += len(row.tokens)
             if not all(best.finite[first : first + row.logits]):
-                self._fail(call, StepError("the engine computed logits that are not finite"))
+                self._fail(call, StepError(NOT_FINITE))
             elif row.logits and call.takes_best:
-                places = best.places[first : first + row.logits]
-                tokens = places if self._token_ids is None else [self._token_ids[place] for place in places]
+                tokens = self._tokens(best.places[first : first + row.logits])
                 if self._commit(call, follow(call.pending_drafts, tokens)):
                     ended.append(call)
             elif row.logits:
@@ -208,8 +257,15 @@ class Scheduler:
         law = self._full_laws(call)
         result = call.result(law)
         self.running.remove(call)
-        self._kv.close(table, call.known[:kept])
+        if call.goes_on:
+            self._ahead.start(call)
+        else:
+            self._kv.close(table, call.known[:kept])
         call.future.set_result(result)
+
+    def _tokens(self, places: list[int]) -> list[int]:
+        """Outputs of the head as token ids."""
+        return places if self._token_ids is None else [self._token_ids[place] for place in places]
 
     def _full_laws(self, call: Call) -> Tensor | None:
         if not call.log_laws:

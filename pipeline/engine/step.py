@@ -39,6 +39,8 @@ class StepRequest:
         return_logits: ask for [new, vocab] log laws of the returned tokens (`return_generation_logits`).
         return_log_probs: ask for the log probability of each returned token.
         arrival: order of the request at the orchestrator; smaller is admitted first.
+        continues: another plain call will go on from the last token of this one, unless the text ends: the engine
+            may compute ahead.
     """
 
     request_id: str
@@ -54,6 +56,7 @@ class StepRequest:
     return_logits: bool = False
     return_log_probs: bool = False
     arrival: int = 0
+    continues: bool = False
 
 
 @dataclass(frozen=True)

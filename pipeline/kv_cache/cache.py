@@ -96,6 +96,23 @@ class KvCache:
         self._open.append(table)
         return table
 
+    def extend(self, table: PageTable, capacity: int) -> bool:
+        """More room for a call that is open.
+
+        Args:
+            capacity: tokens that must fit, all in all.
+
+        Returns:
+            False where the pool has no room now; the table is as it was.
+        """
+        needed = max(0, self.blocks_for(capacity) - len(table.blocks))
+        if not self._make_room(needed):
+            return False
+        for _ in range(needed):
+            table.blocks.append(self.pool.allocate(after=table.blocks[-1] if table.blocks else None))
+        table.new_blocks += needed
+        return True
+
     def close(self, table: PageTable, tokens: Sequence[int]) -> None:
         """End a call: index the KV of `tokens`, give back everything else.
 

@@ -106,7 +106,7 @@ class Orchestrator:
             # Round 0 is plain: speculation must not cost time to first token.
             decision = Decision.plain(1, "first_token") if index == 0 else self._decide(run, session)
             draft, draft_s = self._draft(run, session, decision, index)
-            verdict, verify_s = self._verify(target, tuple(history), draft, decision, index)
+            verdict, verify_s = self._verify(target, tuple(history), draft, decision, index, run.answer.remaining)
             committed = run.answer.commit(verdict.tokens, verdict.accepted, verdict.ended, verdict.log_probs)
             history.extend(committed.token_ids)
             session.extend(committed.token_ids)
@@ -151,11 +151,18 @@ class Orchestrator:
         run.lost_draft()
 
     def _verify(
-        self, target: TargetContext, history: tuple[int, ...], draft: Draft | None, decision: Decision, index: int
+        self,
+        target: TargetContext,
+        history: tuple[int, ...],
+        draft: Draft | None,
+        decision: Decision,
+        index: int,
+        remaining: int,
     ) -> tuple[Verdict, float]:
         started = time.perf_counter()
         if draft is None:
-            verdict = self._verifier.decode(target, history, max(decision.burst, 1), index)
+            burst = max(decision.burst, 1)
+            verdict = self._verifier.decode(target, history, burst, index, decision.goes_on and burst < remaining)
         else:
             # A draft that the target refuses fails the request: decoding plainly instead would withhold a proposal
             # because of what it is, and the text would no longer follow p.

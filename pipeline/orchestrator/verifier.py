@@ -70,8 +70,10 @@ class Verifier(Protocol):
         """Verify a draft behind `history`; commits 1 to K + 1 tokens."""
         ...
 
-    def decode(self, context: TargetContext, history: tuple[int, ...], count: int, index: int) -> Verdict:
-        """Decode `count` tokens plainly."""
+    def decode(
+        self, context: TargetContext, history: tuple[int, ...], count: int, index: int, continues: bool = False
+    ) -> Verdict:
+        """Decode `count` tokens plainly; `continues`: more of them will be asked for unless the text ends."""
         ...
 
 
@@ -97,12 +99,20 @@ class StepVerifier:
         ended = len(result.output_ids) == accepted if used else len(result.output_ids) < new
         return Verdict(result.output_ids, len(used), accepted, ended, result.kv, result.log_probs)
 
-    def decode(self, context: TargetContext, history: tuple[int, ...], count: int, index: int) -> Verdict:
-        result = self._call(context, history, count, index, None)
+    def decode(
+        self, context: TargetContext, history: tuple[int, ...], count: int, index: int, continues: bool = False
+    ) -> Verdict:
+        result = self._call(context, history, count, index, None, continues)
         return Verdict(result.output_ids, 0, 0, len(result.output_ids) < count, result.kv, result.log_probs)
 
     def _call(
-        self, context: TargetContext, history: tuple[int, ...], new: int, index: int, draft: Draft | None
+        self,
+        context: TargetContext,
+        history: tuple[int, ...],
+        new: int,
+        index: int,
+        draft: Draft | None,
+        continues: bool = False,
     ) -> StepResult:
         # Under coupled, noise belongs to a position of the text, whichever call computes it.
         coupled = context.rule == CoupledRule.name
@@ -119,6 +129,7 @@ class StepVerifier:
             arrival=context.arrival,
             min_tokens=max(0, context.min_tokens - (len(history) - context.prompt_tokens)),
             return_log_probs=context.return_log_probs,
+            continues=continues,
         )
         result = call(self._step_model, request, self._deadline_s, "target")
         if len(result.output_ids) > new:

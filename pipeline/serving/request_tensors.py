@@ -17,7 +17,15 @@ from pipeline.engine.step import FloatArray, StepRequest
 from pipeline.errors import InvalidRequestError
 from pipeline.sampling.processors import check_tokens
 from pipeline.sampling.rules import RULE_AUTO
-from pipeline.serving.contract import ARRIVAL_PARAMETER, PERF_OUTPUTS, RULE_PARAMETER, STEP_STATS, Array, Tensors
+from pipeline.serving.contract import (
+    ARRIVAL_PARAMETER,
+    CONTINUES_PARAMETER,
+    PERF_OUTPUTS,
+    RULE_PARAMETER,
+    STEP_STATS,
+    Array,
+    Tensors,
+)
 from pipeline.serving.dialect import OWN, Dialect
 from pipeline.serving.sampling_tensors import decode_sampling, encode_sampling, scalar_of
 
@@ -50,7 +58,7 @@ class EncodedCall:
     """
 
     tensors: Tensors
-    parameters: dict[str, str | int]
+    parameters: dict[str, str | int | bool]
     outputs: tuple[str, ...]
 
 
@@ -96,7 +104,9 @@ def encode_request(request: StepRequest, dialect: Dialect = OWN) -> EncodedCall:
         tensors["return_log_probs"] = np.array([[True]])
         outputs += ("output_log_probs",)
     if dialect.own_tensors:
-        parameters: dict[str, str | int] = {RULE_PARAMETER: request.rule, ARRIVAL_PARAMETER: request.arrival}
+        parameters: dict[str, str | int | bool] = {RULE_PARAMETER: request.rule, ARRIVAL_PARAMETER: request.arrival}
+        if request.continues:
+            parameters[CONTINUES_PARAMETER] = True
         return EncodedCall(tensors, parameters, (*outputs, STEP_STATS))
     tensors["return_perf_metrics"] = np.array([[True]])
     return EncodedCall(tensors, {}, (*outputs, "sequence_length", *PERF_OUTPUTS))
@@ -144,6 +154,7 @@ def decode_request(tensors: Mapping[str, Array], parameters: Mapping[str, Any], 
         return_logits=bool(scalar_of(tensors, "return_generation_logits", False)),
         return_log_probs=bool(scalar_of(tensors, "return_log_probs", False)),
         arrival=_parameter(parameters, ARRIVAL_PARAMETER, 0),
+        continues=_parameter(parameters, CONTINUES_PARAMETER, False),
     )
     _check(request)
     return StepCall(

@@ -101,21 +101,18 @@ def test_loads_have_caps_of_their_own() -> None:
     assert governor.cap(2)[0] == governor.cap(1)[0] == 8
 
 
-@pytest.mark.parametrize(("verify", "plain_from"), [(memory_bound, None), (knee, 16), (compute_bound, 1)])
-def test_where_rows_cost_time_plain_decoding_is_tried_first(
-    verify: Callable[[int], float], plain_from: int | None
-) -> None:
-    """By the tables, before anything was seen; the trials may say otherwise."""
+@pytest.mark.parametrize(
+    ("verify", "plain"), [(memory_bound, [32]), (knee, [16, 32]), (compute_bound, [1, 2, 4, 16, 32])]
+)
+def test_where_rows_cost_time_plain_decoding_is_home_first(verify: Callable[[int], float], plain: list[int]) -> None:
+    """By the tables, before anything was seen; trials say otherwise if it is otherwise."""
     target = CostTable(context_tokens=1, seconds_by_tokens={n: verify(n) for n in range(1, 400)})
     draft = CostTable(context_tokens=1, seconds_by_tokens={n: draft_rows(n) for n in range(1, 400)})
     begins_plain = plain_by_tables(target, draft, LARGEST_K)
-    assert [n for n in (2, 4, 16, 32) if begins_plain(n)] == [
-        n for n in (2, 4, 16, 32) if plain_from and n >= plain_from
-    ]
+    assert [n for n in (1, 2, 4, 16, 32) if begins_plain(n)] == plain
     governor = Governor(LARGEST_K, begins_plain)
-    assert governor.cap(32)[0] == (0 if plain_from else LARGEST_K)
-    caps = feed(governor, lambda cap: 1.0 + cap, 80_000, 32)
-    assert caps[-1] == LARGEST_K, "what pays after all is found"
+    assert governor.cap(32)[0] == 0
+    assert feed(governor, lambda cap: 1.0 + cap, 80_000, 32)[-1] == LARGEST_K
 
 
 def test_rounds_across_a_change_are_not_counted() -> None:

@@ -18,16 +18,18 @@ class Decision:
         k: draft tokens to propose; 0 without an offer.
         burst: plain tokens to decode where k is 0.
         reason: why, in a word or two that metrics can carry.
+        goes_on: the next round will most likely be plain, too.
     """
 
     offer: Offer | None
     k: int
     burst: int
     reason: str
+    goes_on: bool = False
 
     @classmethod
-    def plain(cls, burst: int, reason: str) -> Decision:
-        return cls(None, 0, burst, reason)
+    def plain(cls, burst: int, reason: str, goes_on: bool = False) -> Decision:
+        return cls(None, 0, burst, reason, goes_on)
 
 
 @dataclass(frozen=True)

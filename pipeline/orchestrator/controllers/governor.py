@@ -190,7 +190,7 @@ class GovernedController(KController):
         # A first round under another cap shares its passes with rounds of the old one.
         self._settled, self._phase = phase == self._phase, phase
         if cap == 0 and offers:
-            return Decision.plain(self._burst.take(remaining), "governor")
+            return Decision.plain(self._burst.take(remaining), "governor", goes_on=True)
         self._burst.reset()
         return self._inner.choose([replace(o, max_k=min(o.max_k, cap)) for o in offers], remaining, load)
 

@@ -57,7 +57,7 @@ class PidController(KController):
             self._probing = True
             self._burst.reset()
             return Decision(offer, 1, 0, "probe")
-        return Decision.plain(self._burst.take(remaining), "below_set_point")
+        return Decision.plain(self._burst.take(remaining), "below_set_point", goes_on=True)
 
     def observe(self, observation: Observation) -> None:
         if not observation.drafted:
