@@ -112,6 +112,19 @@ class CacheMachine(RuleBasedStateMachine):
             table.length = position + 1
 
     @precondition(lambda self: self.calls)
+    @rule(which=st.integers(0, 100), more=st.integers(0, 9))
+    def extend(self, which: int, more: int) -> None:
+        """A call wants room for more tokens; all that it has stays where it is."""
+        call = self.calls[which % len(self.calls)]
+        before, held = list(call.table.blocks), {block for c in self.calls for block in c.table.blocks}
+        added = self.cache.blocks_for(call.capacity + more) - len(before)
+        if self.cache.extend(call.table, call.capacity + more):
+            call.capacity += more
+            assert call.table.blocks[: len(before)] == before and len(call.table.blocks) == len(before) + max(added, 0)
+        else:
+            assert call.table.blocks == before and added + len(held) > BLOCKS
+
+    @precondition(lambda self: self.calls)
     @rule(which=st.integers(0, 100), rejected=st.integers(0, 6))
     def close(self, which: int, rejected: int) -> None:
         """End a call; its last tokens were rejected."""
@@ -187,7 +200,7 @@ def indexed_text(node: IndexNode) -> Text:
     return tuple(token for part in reversed(parts) for token in part)
 
 
-STEPS = settings(derandomize=True, deadline=None, max_examples=150, stateful_step_count=30)
+STEPS = settings(derandomize=True, deadline=None, max_examples=300, stateful_step_count=30)
 MACHINES = [CacheMachine, DraftCacheMachine]
 
 
