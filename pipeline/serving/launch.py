@@ -16,6 +16,9 @@ from pipeline.errors import ServerError
 from pipeline.spec import DeploymentSpec
 
 Mode = Literal["python", "leader", "orchestrator"]
+# One or two processes are bound to a core each unless mpirun is told otherwise: the server, the orchestrator's workers
+# and the ranks they spawn would share one.
+MPIRUN = ("mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", "1")
 ORCHESTRATOR_ENV = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
 
 
@@ -53,7 +56,7 @@ def launch_of(spec: DeploymentSpec) -> Launch:
     pools = tuple(f"--cuda-memory-pool-byte-size={device}:0" for device in devices)
     return Launch(
         "orchestrator",
-        wrapper=("mpirun", "--allow-run-as-root", "-n", "1"),
+        wrapper=MPIRUN,
         arguments=("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools),
         env=ORCHESTRATOR_ENV,
         gpu=True,
