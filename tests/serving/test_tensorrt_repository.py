@@ -9,7 +9,7 @@ from tritonclient.grpc import model_config_pb2
 
 from pipeline.errors import ServerError
 from pipeline.serving.contract import SPEC_DECODE, STEP
-from pipeline.serving.launch import launch_of, nvidia_launch_command, require_launcher
+from pipeline.serving.launch import MPIRUN, launch_of, nvidia_launch_command, require_launcher
 from pipeline.serving.repository import RepositoryOptions, render_repository
 from pipeline.serving.server import TritonServer
 from pipeline.serving.tensorrt_contract import tensorrt_contract
@@ -58,7 +58,10 @@ def test_a_profile(path: Path, tmp_path: Path) -> None:
         assert values["speculative_decoding_fast_logits"] == "false"
         # The backend reads these three without a default: it does not load a model that lacks one.
         assert {"tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path"} <= values.keys()
-        for device in values["gpu_device_ids"].split(","):
+        bound = spec.step_model(role).kv_tokens
+        assert values.get("max_tokens_in_paged_kv_cache") == (None if bound is None else str(bound))
+        # A pool takes the smaller of the two: one that is bounded leaves room whatever its fraction.
+        for device in values["gpu_device_ids"].split(",") if bound is None else ():
             shares[device] += float(values["kv_cache_free_gpu_mem_fraction"])
         assert values["cuda_graph_mode"] == ("true" if role == "draft" else "false")
         assert int(values["cuda_graph_cache_size"]) == (spec.limits.max_requests if role == "draft" else 0)
@@ -121,7 +124,7 @@ def test_how_it_is_started(target: dict[str, int], draft: dict[str, int], mode: 
     if mode == "leader":
         assert (launch.wrapper, launch.arguments, dict(launch.env)) == ((), (), {}) and command[-1] == "--no-mpi"
     else:
-        assert launch.wrapper[0] == "mpirun" and launch.env["TRTLLM_ORCHESTRATOR"] == "1"
+        assert launch.wrapper == MPIRUN and launch.env["TRTLLM_ORCHESTRATOR"] == "1"
         assert command[-1] == "--multi-model"
         devices = {device for role in spec.model_roles for device in spec.step_model(role).device_ids}
         pools = {flag for flag in launch.arguments if flag.startswith("--cuda-memory-pool")}
