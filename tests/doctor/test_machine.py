@@ -40,14 +40,21 @@ def test_gpus_that_are_there() -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "weights", "severity"),
-    [("7.0", "float16", "error"), ("8.0", "float16", "ok"), ("8.6", "fp8", "error"), ("8.9", "fp8", "ok")],
+    [
+        ("7.0", "float16", "error"),
+        ("8.0", "float16", "ok"),
+        ("8.6", "fp8", "error"),
+        ("8.9", "fp8", "ok"),
+        ("10.0", "int4", "error"),
+        ("12.0", "int8", "ok"),
+    ],
 )
 def test_compute_capabilities(architecture: str, weights: str, severity: str) -> None:
     machine = replace(GPU_MACHINE, gpus=(replace(H100, architecture=architecture),))
     assert findings_of(GpusPresent, on_gpus(**{"target.weights": weights}), machine)[0].severity == severity
 
 
-@pytest.mark.parametrize(("driver", "severity"), [("575.51.03", "error"), ("580.95.05", "ok"), ("590.1", "ok")])
+@pytest.mark.parametrize(("driver", "severity"), [("575.51.03", "warning"), ("580.95.05", "ok"), ("590.1", "ok")])
 def test_drivers(driver: str, severity: str) -> None:
     machine = replace(GPU_MACHINE, gpus=(replace(H100, driver=driver),))
     assert severities(findings_of(GpusPresent, on_gpus(), machine)) == [severity]
@@ -68,7 +75,10 @@ def test_containers(image: str, severity: str) -> None:
     assert severities(findings_of(Container, spec)) == [severity, "ok"]
 
 
-@pytest.mark.parametrize(("version", "severity"), [(None, "not checked"), ("1.3.0rc22", "error"), ("1.2.1", "ok")])
+@pytest.mark.parametrize(
+    ("version", "severity"),
+    [(None, "not checked"), ("1.2.0rc8", "error"), ("1.3.0rc22", "error"), ("1.2.0", "ok"), ("1.2.1", "ok")],
+)
 def test_the_installed_version(version: str | None, severity: str) -> None:
     found = findings_of(Container, on_gpus(), replace(GPU_MACHINE, tensorrt_llm=version))
     assert found[1].severity == severity
