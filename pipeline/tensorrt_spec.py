@@ -63,7 +63,6 @@ class TensorRTSpec(Strict):
     kv_cache_dtype: Literal["float16", "fp8"] = Field("float16", description="fp8 needs weights: fp8")
     kv_host_bytes: int = Field(0, ge=0, description="host memory for KV blocks that leave the GPU, per model")
     chunked_context: bool = Field(True, description="prefill in pieces beside running requests")
-    scheduler: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
     # The target's share of graphable iterations is small: only bursts of plain decoding with no verify beside them.
     target_cuda_graphs: CudaGraphsSpec = CudaGraphsSpec(enabled=False)
     draft_cuda_graphs: CudaGraphsSpec = CudaGraphsSpec()

@@ -56,6 +56,7 @@ def test_a_profile(path: Path, tmp_path: Path) -> None:
         assert values["gpt_model_path"] == str(tmp_path / "engines" / role / "engine")
         assert values["enable_kv_cache_reuse"] == "true" and values["max_beam_width"] == "1"
         assert values["speculative_decoding_fast_logits"] == "false"
+        assert values["batch_scheduler_policy"] == "guaranteed_no_evict"
         # The backend reads these three without a default: it does not load a model that lacks one.
         assert {"tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path"} <= values.keys()
         bound = spec.step_model(role).kv_tokens
