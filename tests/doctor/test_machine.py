@@ -12,7 +12,7 @@ import pytest
 
 from doctor.support import CONFIG, GPU_MACHINE, H100, findings_of, make_spec, severities
 from pipeline.doctor.checks.drafting import DraftSize, DraftUse
-from pipeline.doctor.checks.gpus import Container, GpusPresent
+from pipeline.doctor.checks.gpus import Calibration, Container, GpusPresent
 from pipeline.doctor.checks.memory import Memory
 from pipeline.doctor.checks.ports import Ports
 from pipeline.doctor.checks.shared_memory import MIB, SharedMemory
@@ -82,6 +82,16 @@ def test_containers(image: str, severity: str) -> None:
 def test_the_installed_version(version: str | None, severity: str) -> None:
     found = findings_of(Container, on_gpus(), replace(GPU_MACHINE, tensorrt_llm=version))
     assert found[1].severity == severity
+
+
+def test_fp8_is_calibrated_from_the_16_bit_model() -> None:
+    """70B: 141 GB, which one H100 does not hold and two do; the 1B draft in 16 bits needs none."""
+    spec = on_gpus(**{"target.weights": "fp8"})
+    (finding,) = findings_of(Calibration, spec, GPU_MACHINE)
+    assert finding.severity == "warning" and "loads 141 GB" in finding.what and "have 86 GB" in finding.what
+    assert severities(findings_of(Calibration, spec, replace(GPU_MACHINE, gpus=FOUR[:2]))) == ["ok"]
+    assert severities(findings_of(Calibration, spec, Machine())) == ["not checked"]
+    assert findings_of(Calibration, on_gpus(), Machine()) == []
 
 
 def test_gpu_checks_do_not_concern_the_embedded_engine(target: Path) -> None:

@@ -14,6 +14,7 @@ from pipeline.tensorrt_spec import RELEASE
 
 OLDEST_DRIVER = 580  # CUDA 13, in NVIDIA's Triton images from 25.11 on
 FIRST_TAG, LAST_TAG = (26, 4), (26, 7)  # Triton images that carry TensorRT-LLM 1.2.1
+WIDTH = 2  # bytes of a 16-bit weight
 _TAG = re.compile(r":(\d\d)\.(\d\d)-trtllm")
 
 
@@ -61,6 +62,31 @@ class GpusPresent(Check):
             )
         else:
             yield self.ok(f"{len(gpus)} x {gpus[0].name}, driver {driver}")
+
+
+class Calibration(Check):
+    """FP8 weights are made from the 16-bit model on the GPUs that are here."""
+
+    name = "FP8 calibration"
+
+    def findings(self, deployment: Deployment) -> Iterator[Finding]:
+        memory = sum(gpu.memory for gpu in deployment.machine.gpus)
+        for role, shape in deployment.shapes():
+            part = deployment.spec.step_model(role)
+            if part.weights != "fp8" or part.engine_dir is not None:
+                continue
+            needed = WIDTH * shape.parameters
+            numbers = f"{role}: quantize.py loads {needed / 1e9:,.0f} GB of 16-bit weights"
+            if memory and needed < memory:
+                yield self.ok(f"{numbers}, the GPUs here have {memory / 1e9:,.0f} GB")
+                continue
+            here = f"the GPUs here have {memory / 1e9:,.0f} GB" if memory else "no GPU is seen here"
+            found = self.warning if memory else self.not_checked
+            yield found(
+                f"{numbers}, {here}",
+                "what does not fit is calibrated from host memory: slow, and the host must have it",
+                "more GPUs for this step: it uses all that the container sees, and keeps the checkpoint",
+            )
 
 
 class Container(Check):
