@@ -104,7 +104,13 @@ def _check_tensorrt(spec: DeploymentSpec) -> None:
             f"tensorrt_llm.max_num_tokens = {options.max_num_tokens}: a verify of limits.max_requests x "
             f"(limits.max_draft_len + 1) = {verify} tokens would not fit one iteration"
         )
-    longest = limits.max_seq_len + limits.max_draft_len + 1
+    text = limits.max_seq_len + limits.max_draft_len
+    if not options.chunked_context and options.max_num_tokens < text:
+        raise ValueError(
+            f"tensorrt_llm.max_num_tokens = {options.max_num_tokens}: without chunked_context the input of a round, "
+            f"the whole text, must fit one iteration: limits.max_seq_len + limits.max_draft_len = {text}"
+        )
+    longest = text + 1
     for role in spec.model_roles:
         section = spec.step_model(role)
         if section.kv_tokens is not None and section.kv_tokens < longest:
