@@ -74,12 +74,3 @@ def require_launcher(launch: Launch) -> None:
             f"{launch.wrapper[0]} is not on PATH: models of several ranks are started by it ({launch.mode} mode); "
             "serve this inside NVIDIA's TensorRT-LLM container (docs/gpu.md)"
         )
-
-
-def nvidia_launch_command(spec: DeploymentSpec, repository: str) -> list[str]:
-    """The same start with NVIDIA's own script, for those who deploy the rendered repository without this package."""
-    launch = launch_of(spec)
-    ports = spec.ports
-    command = ["python3", "/app/scripts/launch_triton_server.py", "--world_size=1", f"--model_repo={repository}"]
-    command += [f"--http_port={ports.http}", f"--grpc_port={ports.grpc}", f"--metrics_port={ports.metrics}"]
-    return command + (["--multi-model"] if launch.mode == "orchestrator" else ["--no-mpi"])
