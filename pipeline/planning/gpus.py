@@ -7,7 +7,6 @@ Memory is read as 10^9 bytes per GB; the driver reports up to 7 % more, which st
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.errors import InvalidRequestError
@@ -86,11 +85,7 @@ def recognise(driver_name: str, memory: float) -> Gpu | None:
         return find_gpu(f"H100-{kind}")
     if " a100 " in words:
         return find_gpu("A100-80GB" if memory > 60 * G else "A100-40GB")
-    return _first(gpu for gpu in GPUS if _words(gpu.name) in words)
-
-
-def _first(gpus: Iterable[Gpu]) -> Gpu | None:
-    return next(iter(gpus), None)
+    return next((gpu for gpu in GPUS if _words(gpu.name) in words), None)
 
 
 def _words(name: str) -> str:

@@ -79,11 +79,6 @@ class ModelShape:
         tables = self.head if self.tied else 2 * self.head
         return self.layers * (self.layer_products + self.layer_rest) + tables + self.hidden
 
-    @property
-    def kv_values(self) -> int:
-        """Numbers that one token leaves in the KV cache, all layers together."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
-
     @classmethod
     def read(cls, folder: Path) -> ModelShape:
         """Read `config.json` of a Hugging Face folder.
