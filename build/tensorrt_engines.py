@@ -16,9 +16,9 @@ from tensorrt_commands import (
     shown,
 )
 from tensorrt_elsewhere import write_elsewhere
-from tensorrt_install import PROGRAM, FlagCheck, find_tensorrt
+from tensorrt_install import PROGRAM, FlagCheck, find_tensorrt, require_gpu_support
 from tensorrt_role import RoleBuild
-from tensorrt_weights import check_shape, fetch_hub, shape_is_known, shares_embedding
+from tensorrt_weights import check_shape, fetch_hub, hub_command, shape_is_known, shares_embedding
 
 from pipeline.engine.tensorrt_config import TensorRTEngineConfig
 from pipeline.planning.model_shape import ModelShape
@@ -73,6 +73,8 @@ def build_engines(spec: DeploymentSpec, fetch_demo: Fetch, report: Report, progr
         elif shape_is_known(model := ModelSource.find(str(spec.step_model(role).model))):
             check_shape(spec, role, model.shape())
     install = find_tensorrt(spec.tensorrt_llm.container) if built else None
+    if install is not None:
+        require_gpu_support(spec, built, install.gpu)
     hashes = FileHashes(spec.engines_dir / "hashes.json", progress)
     folders = {role: _texts_or_weights(spec, role, role in built, fetch_demo, report) for role in spec.model_roles}
     if "draft" in folders:
@@ -109,7 +111,7 @@ def _print_weights(spec: DeploymentSpec, role: Role, model: ModelSource, report:
         report(f"# {role}: the demo model\npython build/demo_model.py {folder}")
     else:
         report(f"# {role}: weights (the build itself keeps them in the hub's cache)")
-        report(f"hf download {model.name} --local-dir {folder}")
+        report(hub_command(model.name, str(folder)))
     return folder
 
 

@@ -11,12 +11,15 @@ from itertools import pairwise
 from pathlib import Path
 
 from pipeline.errors import EngineError
+from pipeline.planning.gpu_support import unsupported
+from pipeline.spec import DeploymentSpec, Role
 from pipeline.tensorrt_spec import RELEASE
 
 PROGRAM = "trtllm-build"
 OLDEST = (1, 2, 0)
 # 1.3.0rc20 is the last release with engines: TensorRT-LLM release notes, June 2026.
 ENGINES_REMOVED = (1, 3, 0, 21)
+NEXT = (1, 3, 0, 0)  # its engines would be refused when they are served: only 1.2.x are known
 FINAL = 1 << 30  # a release sorts after its candidates
 TENSORRT_PACKAGES = ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.?rc(\d+))?")
@@ -87,6 +90,8 @@ def check_version(version: str, container: str) -> None:
             f"TensorRT-LLM {version} compiles no engines any more (removed in 1.3.0rc21); use {RELEASE} "
             f"(the image {container} has it)"
         )
+    if numbers >= NEXT:
+        raise EngineError(f"TensorRT-LLM {version} is no 1.2.x; use {RELEASE} (the image {container} has it)")
 
 
 def find_gpu() -> LocalGpu:
@@ -105,6 +110,18 @@ def find_gpu() -> LocalGpu:
             "them; start the container with --gpus all"
         ) from None
     return LocalGpu(name, capability, driver)
+
+
+def require_gpu_support(spec: DeploymentSpec, roles: Sequence[Role], gpu: LocalGpu) -> None:
+    """See that the engines of `roles` can be compiled for a GPU.
+
+    Raises:
+        EngineError: naming the model, its weights and the GPU.
+    """
+    for role in roles:
+        why = unsupported(spec.step_model(role).weights, gpu.compute_capability)
+        if why is not None:
+            raise EngineError(f"{role} on {gpu.name}: {why}")
 
 
 class FlagCheck:

@@ -11,6 +11,7 @@ from pipeline.engine.weights import CheckpointReader
 from pipeline.errors import EngineError
 from pipeline.planning.model_shape import ModelShape, known_ids
 from pipeline.planning.model_source import ModelSource
+from pipeline.planning.placement import Placement
 from pipeline.spec import DeploymentSpec, Role
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -43,13 +44,8 @@ def check_shape(spec: DeploymentSpec, role: Role, shape: ModelShape) -> None:
             f"{', '.join(sorted(FAMILIES))}"
         )
     tp, pp = part.tensor_parallel, part.pipeline_parallel
-    if shape.heads % tp or (shape.kv_heads % tp and tp % shape.kv_heads):
-        raise EngineError(
-            f"{role}.tensor_parallel = {tp} does not divide the model's {shape.heads} attention heads and "
-            f"{shape.kv_heads} KV heads"
-        )
-    if pp > shape.layers:
-        raise EngineError(f"{role}.pipeline_parallel = {pp}: the model has {shape.layers} layers")
+    for reason in Placement(shape, part.weights, tp, pp, part.device_ids).indivisible():
+        raise EngineError(f"{role}.{reason}")
     if role == "target" and spec.limits.max_seq_len > shape.max_positions:
         raise EngineError(
             f"limits.max_seq_len = {spec.limits.max_seq_len}: the target's context is {shape.max_positions} tokens"
@@ -66,13 +62,18 @@ def check_shape(spec: DeploymentSpec, role: Role, shape: ModelShape) -> None:
         )
 
 
+def hub_command(name: str, folder: str) -> str:
+    """The download by hand. Llama repositories hold the weights a second time in original/."""
+    return f"hf download {name} --exclude 'original/*' --local-dir {folder}"
+
+
 def fetch_hub(name: str, weights: bool, report: Callable[[str], None]) -> Path:
     """Download a hub model, or its tokenizer alone; what is in the cache is not fetched again.
 
     Raises:
         EngineError: huggingface_hub is missing, or the hub refuses.
     """
-    by_hand = f"download it (`hf download {name} --local-dir FOLDER`) and name the folder instead"
+    by_hand = f"download it (`{hub_command(name, 'FOLDER')}`) and name the folder instead"
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

@@ -63,7 +63,6 @@ class TensorRTSpec(Strict):
     kv_cache_dtype: Literal["float16", "fp8"] = Field("float16", description="fp8 needs weights: fp8")
     kv_host_bytes: int = Field(0, ge=0, description="host memory for KV blocks that leave the GPU, per model")
     chunked_context: bool = Field(True, description="prefill in pieces beside running requests")
-    scheduler: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
     # The target's share of graphable iterations is small: only bursts of plain decoding with no verify beside them.
     target_cuda_graphs: CudaGraphsSpec = CudaGraphsSpec(enabled=False)
     draft_cuda_graphs: CudaGraphsSpec = CudaGraphsSpec()
@@ -105,7 +104,13 @@ def _check_tensorrt(spec: DeploymentSpec) -> None:
             f"tensorrt_llm.max_num_tokens = {options.max_num_tokens}: a verify of limits.max_requests x "
             f"(limits.max_draft_len + 1) = {verify} tokens would not fit one iteration"
         )
-    longest = limits.max_seq_len + limits.max_draft_len + 1
+    text = limits.max_seq_len + limits.max_draft_len
+    if not options.chunked_context and options.max_num_tokens < text:
+        raise ValueError(
+            f"tensorrt_llm.max_num_tokens = {options.max_num_tokens}: without chunked_context the input of a round, "
+            f"the whole text, must fit one iteration: limits.max_seq_len + limits.max_draft_len = {text}"
+        )
+    longest = text + 1
     for role in spec.model_roles:
         section = spec.step_model(role)
         if section.kv_tokens is not None and section.kv_tokens < longest:

@@ -80,6 +80,10 @@ def test_gpus_of_their_own(tmp_path: Path) -> None:
             {"limits": {"max_requests": 64, "max_draft_len": 8}, "tensorrt_llm": {"max_num_tokens": 575}},
             r"tensorrt_llm.max_num_tokens = 575: .* = 576 tokens would not fit",
         ),
+        (
+            {"limits": {"max_seq_len": 4096}, "tensorrt_llm": {"max_num_tokens": 4096, "chunked_context": False}},
+            r"max_num_tokens = 4096: without chunked_context .*limits.max_draft_len = 4104",
+        ),
         ({"target": {"gpus": [0, 1]}}, r"target: gpus = \[0, 1\] must be 1 distinct device ids"),
         ({"target": {"tensor_parallel": 2, "gpus": [1, 1]}}, r"target: gpus = \[1, 1\] must be 2 distinct"),
         ({"target": {"gpus": [-1]}}, r"target.gpus.0: .*\(got -1\)"),

@@ -71,7 +71,8 @@ def _model(role: Role, name: str) -> Model:
         source = ModelSource.find(name)
     except EngineError as error:
         return Model(role, name, None, None, str(error), "naming a folder that exists")
-    ways = {"hub": f"`hf download {name}`", "demo": "`make engines`", "folder": "completing the folder"}
+    by_hand = f"`hf download {name} --exclude 'original/*'`"  # Llama's weights a second time
+    ways = {"hub": by_hand, "demo": "`make engines`", "folder": "completing the folder"}
     brought_by = ways[source.kind]
     try:
         return Model(role, name, source.folder, source.shape(), None, brought_by)

@@ -8,7 +8,7 @@ from pipeline.doctor.check import Check
 from pipeline.doctor.checks.drafting import DraftSize, DraftUse
 from pipeline.doctor.checks.engines import Engines
 from pipeline.doctor.checks.folders import Architectures, ModelFolders
-from pipeline.doctor.checks.gpus import Container, GpusPresent
+from pipeline.doctor.checks.gpus import Calibration, Container, GpusPresent
 from pipeline.doctor.checks.lengths import ContextLengths, SlidingWindow
 from pipeline.doctor.checks.memory import Memory
 from pipeline.doctor.checks.ports import Ports
@@ -31,6 +31,7 @@ CHECKS: tuple[Check, ...] = (
     DraftSize(),
     Split(),
     GpusPresent(),
+    Calibration(),
     Container(),
     Memory(),
     SharedMemory(),

@@ -12,7 +12,7 @@ from pipeline.engine.manifest import Capabilities, Manifest
 from pipeline.engine.step import FloatArray, StepModel, StepRequest
 from pipeline.engine.waiting import call
 from pipeline.errors import StepError
-from pipeline.sampling.params import OPTIONS, TEMPERATURE_EPSILON, TRUNCATIONS, SamplingParams
+from pipeline.sampling.params import OPTIONS, TRUNCATIONS, SamplingParams, tensorrt_divisor
 from pipeline.sampling.random import call_seed
 from pipeline.sampling.rules import RULE_AUTO, RULES, CoupledRule
 
@@ -117,5 +117,5 @@ def log_q(logits: FloatArray, sampling: SamplingParams, manifest: Manifest) -> F
     """What the target takes as a plain softmax: log laws as they are, raw logits divided by the temperature."""
     if manifest.capabilities.generation_logits == "log_law":
         return logits
-    scaled: FloatArray = (logits / (sampling.temperature + TEMPERATURE_EPSILON)).astype(np.float32)
+    scaled: FloatArray = (logits / tensorrt_divisor(sampling.temperature)).astype(np.float32)
     return scaled

@@ -7,7 +7,6 @@ Memory is read as 10^9 bytes per GB; the driver reports up to 7 % more, which st
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.errors import InvalidRequestError
@@ -80,17 +79,18 @@ def find_gpu(name: str) -> Gpu:
 
 def recognise(driver_name: str, memory: float) -> Gpu | None:
     """The entry that a driver's product name and memory (bytes) mean, e.g. "NVIDIA A100-SXM4-80GB"; None if none."""
-    plain = _plain(driver_name)
-    if "h100" in plain:
-        kind = "NVL" if "nvl" in plain else "PCIe" if "pcie" in plain else "SXM"
+    words = _words(driver_name)
+    if " h100 " in words:
+        kind = "NVL" if " nvl " in words else "PCIe" if " pcie " in words else "SXM"
         return find_gpu(f"H100-{kind}")
-    if "a100" in plain:
+    if " a100 " in words:
         return find_gpu("A100-80GB" if memory > 60 * G else "A100-40GB")
-    return _first(gpu for gpu in sorted(GPUS, key=lambda gpu: -len(gpu.name)) if _plain(gpu.name) in plain)
+    return next((gpu for gpu in GPUS if _words(gpu.name) in words), None)
 
 
-def _first(gpus: Iterable[Gpu]) -> Gpu | None:
-    return next(iter(gpus), None)
+def _words(name: str) -> str:
+    """Words between blanks, so that no L40 is taken for an L4."""
+    return f" {name.lower().replace('-', ' ')} "
 
 
 def _plain(name: str) -> str:

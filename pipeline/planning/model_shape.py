@@ -6,14 +6,14 @@ import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.errors import EngineError
 from pipeline.spec import ROOT
+from pipeline.step_model_spec import Weights
 
 SHAPES = ROOT / "build" / "profiles" / "shapes"  # <owner>--<name>.json: the keys of public config.json files read here
-Weights = Literal["float16", "fp8", "int8", "int4"]
-BYTES = {"float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
+BYTES: dict[Weights, float] = {"float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 
 # Norms of the hidden size per layer; Gemma 2 and 3 have one before and one after each half.
 NORMS = {
@@ -78,11 +78,6 @@ class ModelShape:
         """As a model card counts them: tied embeddings once."""
         tables = self.head if self.tied else 2 * self.head
         return self.layers * (self.layer_products + self.layer_rest) + tables + self.hidden
-
-    @property
-    def kv_values(self) -> int:
-        """Numbers that one token leaves in the KV cache, all layers together."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
 
     @classmethod
     def read(cls, folder: Path) -> ModelShape:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pipeline.planning.model_shape import BYTES, ModelShape, Weights
+from pipeline.planning.model_shape import BYTES, ModelShape
+from pipeline.step_model_spec import Weights
 
 HEAD_BYTES = 2  # embedding and LM head stay in 16 bits under every quantisation that TensorRT-LLM 1.2 offers
 

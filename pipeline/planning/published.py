@@ -7,10 +7,11 @@ from typing import Literal
 
 from pipeline.planning.constants import ACCEPTANCE, DEFAULT, Constants
 from pipeline.planning.gpus import find_gpu
-from pipeline.planning.model_shape import ModelShape, Weights
+from pipeline.planning.model_shape import ModelShape
 from pipeline.planning.placement import Placement
 from pipeline.planning.roofline import pass_time
 from pipeline.planning.speculation import StepCosts, acceptance_for, expected_committed, gpu_costs
+from pipeline.step_model_spec import Weights
 
 Kind = Literal["arithmetic", "calibration", "prediction"]
 CONTEXT = 1024  # tokens; the sources rarely say, and 1,024 more move none of these rows by over 2 %

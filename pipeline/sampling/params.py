@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pipeline.errors import InvalidRequestError
 
 MAX_TEMPERATURE = 100.0
-TEMPERATURE_EPSILON = 1e-6
-"""TensorRT-LLM divides logits by T + 1e-6: what is scaled to meet it is scaled by that."""
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 MAX_PENALTY = 100.0
 MAX_BIAS = 1e9
@@ -22,6 +20,11 @@ WORDS = ("logit_bias", "bad_words")
 """Options that name tokens."""
 OPTIONS = (*TRUNCATIONS, *PENALTIES, *WORDS)
 """Names of all options: what an engine's capabilities list."""
+
+
+def tensorrt_divisor(temperature: float) -> float:
+    """What TensorRT-LLM 1.2 divides logits by (`kernels/penaltyKernels.cu`): nothing at 1, else T + 1e-6."""
+    return 1.0 if temperature == 1.0 else temperature + 1e-6
 
 
 @dataclass(frozen=True)

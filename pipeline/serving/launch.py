@@ -16,6 +16,9 @@ from pipeline.errors import ServerError
 from pipeline.spec import DeploymentSpec
 
 Mode = Literal["python", "leader", "orchestrator"]
+# One or two processes are bound to a core each unless mpirun is told otherwise: the server, the orchestrator's workers
+# and the ranks they spawn would share one.
+MPIRUN = ("mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", "1")
 ORCHESTRATOR_ENV = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
 
 
@@ -53,7 +56,7 @@ def launch_of(spec: DeploymentSpec) -> Launch:
     pools = tuple(f"--cuda-memory-pool-byte-size={device}:0" for device in devices)
     return Launch(
         "orchestrator",
-        wrapper=("mpirun", "--allow-run-as-root", "-n", "1"),
+        wrapper=MPIRUN,
         arguments=("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools),
         env=ORCHESTRATOR_ENV,
         gpu=True,
@@ -71,12 +74,3 @@ def require_launcher(launch: Launch) -> None:
             f"{launch.wrapper[0]} is not on PATH: models of several ranks are started by it ({launch.mode} mode); "
             "serve this inside NVIDIA's TensorRT-LLM container (docs/gpu.md)"
         )
-
-
-def nvidia_launch_command(spec: DeploymentSpec, repository: str) -> list[str]:
-    """The same start with NVIDIA's own script, for those who deploy the rendered repository without this package."""
-    launch = launch_of(spec)
-    ports = spec.ports
-    command = ["python3", "/app/scripts/launch_triton_server.py", "--world_size=1", f"--model_repo={repository}"]
-    command += [f"--http_port={ports.http}", f"--grpc_port={ports.grpc}", f"--metrics_port={ports.metrics}"]
-    return command + (["--multi-model"] if launch.mode == "orchestrator" else ["--no-mpi"])

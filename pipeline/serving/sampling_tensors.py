@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pipeline.errors import InvalidRequestError
-from pipeline.sampling.params import OPTIONS, TEMPERATURE_EPSILON, TRUNCATIONS, SamplingParams
+from pipeline.sampling.params import OPTIONS, TRUNCATIONS, SamplingParams, tensorrt_divisor
 from pipeline.serving.contract import Array, Tensors
 from pipeline.serving.dialect import OWN, Dialect
 
@@ -41,7 +41,7 @@ def encode_sampling(sampling: SamplingParams, dialect: Dialect = OWN) -> Tensors
     tensors: Tensors = {"runtime_top_k": np.array([[_top_k(sampling, dialect)]], np.int32)}
     scale = 1.0
     if dialect.temperature_first:
-        scale = (1.0 if sampling.greedy else sampling.temperature) + TEMPERATURE_EPSILON
+        scale = tensorrt_divisor(1.0 if sampling.greedy else sampling.temperature)
     options: dict[str, float] = {}
     if not sampling.greedy:
         options = {"temperature": sampling.temperature, "runtime_top_p": sampling.top_p}

@@ -36,7 +36,9 @@ def tensorrt_parameters(spec: DeploymentSpec, role: Role, engines_dir: Path) -> 
         "executor_worker_path": WORKER,
         "gpu_device_ids": ",".join(map(str, part.device_ids)),
         "max_beam_width": "1",
-        "batch_scheduler_policy": options.scheduler,
+        # The other policy pauses requests: their generators begin anew from the same seed, and their tokens so far
+        # are prompt to min_tokens. The text would not follow the target's law.
+        "batch_scheduler_policy": "guaranteed_no_evict",
         # A verify is a request of its own: without reuse each would be a full prefill.
         "enable_kv_cache_reuse": "true",
         "kv_cache_free_gpu_mem_fraction": f"{kv_fraction(spec, role):g}",

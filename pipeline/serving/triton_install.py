@@ -109,16 +109,16 @@ def require_backend(install: TritonInstall, backend: str) -> None:
 
 
 def find_perf_analyzer(cache: Path | None = None) -> Program:
-    """perf_analyzer of the server's release: on PATH in NVIDIA's SDK container, else from tritonclient's wheel.
+    """perf_analyzer: of tritonclient's wheel beside this Python, else on PATH, as deploy/Dockerfile puts it there.
 
     Raises:
         ServerError: there is none.
     """
     beside = Path(sys.executable).parent / "perf_analyzer"
-    if not beside.is_file():
+    if not beside.is_file() or importlib.util.find_spec("pytriton") is None:
         found = shutil.which("perf_analyzer")
         if found is None:
-            raise ServerError("perf_analyzer is missing; install tritonclient[grpc,http]==2.51.0")
+            raise ServerError("perf_analyzer is missing; install the package perf-analyzer")
         return Program(Path(found), {})
     # The wheel's program asks for two libraries under their plain names, which pytriton carries under
     # longer ones.

@@ -72,9 +72,7 @@ def test_what_can_be_seen_to_fail(tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     text = "name: t\nengine: tensorrt_llm\ntarget: {{model: {}, tensor_parallel: {}}}\ndraft: {{kind: none}}\n"
     spec.write_text(text.format("Qwen/Qwen2.5-32B-Instruct", 16))
-    with pytest.raises(
-        EngineError, match=r"target\.tensor_parallel = 16 does not divide the model's 40 attention heads"
-    ):
+    with pytest.raises(EngineError, match=r"target\.tensor_parallel = 16: does not divide num_attention_heads = 40"):
         tensorrt_engines.print_commands(DeploymentSpec.load(spec), lambda line: None)
     spec.write_text(text.format("google/gemma-2-2b-it", 1))
     with pytest.raises(EngineError, match="architecture Gemma2ForCausalLM is not supported"):

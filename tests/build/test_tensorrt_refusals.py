@@ -20,6 +20,7 @@ from pipeline.errors import EngineError
     [
         ("0.21.0", r"TensorRT-LLM 0\.21\.0 is too old; use 1\.2\.1"),
         ("1.2.0rc8", r"1\.2\.0rc8 is too old"),
+        ("1.3.0rc20", r"1\.3\.0rc20 is no 1\.2\.x; use 1\.2\.1"),
         ("1.3.0rc21", r"1\.3\.0rc21 compiles no engines any more .* use 1\.2\.1"),
         ("1.4.0rc1", "compiles no engines any more"),
         ("weird", "version 'weird' is not understood"),
@@ -34,7 +35,7 @@ def test_the_installed_version(fake: FakeTensorRT, version: str, message: str) -
     assert fake.calls() == []
 
 
-@pytest.mark.parametrize("version", ["1.2.0", "1.2.1", "1.3.0rc20"])
+@pytest.mark.parametrize("version", ["1.2.0", "1.2.1", "1.2.1.post1"])
 def test_versions_that_compile(version: str) -> None:
     from tensorrt_install import check_version
 
@@ -49,6 +50,24 @@ def test_nothing_installed(fake: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     with pytest.raises(EngineError, match=r"trtllm-build is not on PATH: .*TensorRT-LLM 1\.2\.1.*DRY_RUN=1"):
         build(make_spec(fake))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "weights", "message"),
+    [
+        ("Tesla T4, 7.5", "float16", r"target on Tesla T4: .*need compute capability 8\.0, it is 7\.5"),
+        ("NVIDIA A100-SXM4-80GB, 8.0", "fp8", r"target on NVIDIA A100.*: weights: fp8 needs .* 8\.9, it is 8\.0"),
+        ("NVIDIA B200, 10.0", "int4", r"weights: int4 is not compiled for compute capability 10\.0"),
+    ],
+)
+def test_weights_that_the_gpu_cannot_have(
+    fake: FakeTensorRT, monkeypatch: pytest.MonkeyPatch, gpu: str, weights: str, message: str
+) -> None:
+    """trtllm-build refuses them, or turns paged context attention off, after the conversion."""
+    monkeypatch.setenv("FAKE_GPU", gpu)
+    with pytest.raises(EngineError, match=message):
+        build(make_spec(fake, target={"weights": weights}))
+    assert fake.calls() == []
 
 
 def test_flags_are_asked_for_first(fake: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +139,7 @@ def test_bad_models_are_refused_first(fake: FakeTensorRT) -> None:
     home = fake.folder.parent
     with pytest.raises(EngineError, match="nowhere does not exist"):
         build(make_spec(fake, target={"model": str(home / "nowhere")}))
-    with pytest.raises(EngineError, match="tensor_parallel = 4 does not divide the model's 2 attention heads"):
+    with pytest.raises(EngineError, match=r"target\.tensor_parallel = 4: does not divide num_attention_heads = 2"):
         build(make_spec(fake, target={"tensor_parallel": 4}))
     with pytest.raises(EngineError, match="pipeline_parallel = 2: the model has 1 layers"):
         build(make_spec(fake, target={"pipeline_parallel": 2}))

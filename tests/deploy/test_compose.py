@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +93,30 @@ def test_the_image_keeps_its_own_packages() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     assert "--constraint /tmp/image.txt" in text and "--no-deps --editable" in text
     assert not re.search(r"pip install[^\n]*\b(torch|numpy|transformers)\b", text)
+
+
+SERVER = f"""#!{sys.executable}
+import signal, sys
+if sys.argv[1] == "serve":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("stopped", flush=True)))
+    print("serving", flush=True)
+    signal.pause()
+"""
+
+
+def test_the_stop_signal_reaches_the_server(tmp_path: Path) -> None:
+    """Docker signals the first process of the container, make, and nobody else."""
+    name = re.search(r"^STOPSIGNAL (\w+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert name is not None and "stop_signal" not in COMPOSE["services"]["triton"]
+    (tmp_path / "specdec").write_text(SERVER)
+    (tmp_path / "specdec").chmod(0o755)
+    command = ["make", "--no-print-directory", "serve", f"SPECDEC_BIN={tmp_path}"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as make:
+        try:
+            assert make.stdout is not None and make.stdout.readline() == "serving\n"
+            make.send_signal(signal.Signals[name[1]])
+            make.wait(10)
+        finally:
+            if make.poll() is None:
+                os.killpg(make.pid, signal.SIGKILL)
+        assert make.stdout.read() == "stopped\n"

@@ -19,6 +19,7 @@ from pipeline.doctor.checks.engines import Engines
 from pipeline.doctor.machine import Machine
 from pipeline.engine.manifest import Capabilities, CostTable, Limits, Manifest, TensorRTFacts
 from pipeline.engine.tensorrt_config import CONFIG_NAME, engine_name
+from pipeline.serving import tensorrt_parameters
 from pipeline.spec import ROOT, DeploymentSpec
 from pipeline.tensorrt_spec import kv_blocks
 
@@ -143,6 +144,17 @@ def test_an_engine_from_elsewhere(build: dict[str, Any], message: str | None, en
     assert first.severity == ("ok" if message is None else "error")
     assert message is None or message in first.what
     assert second.severity == "not checked"
+
+
+def test_a_relative_engine_folder_counts_from_the_repository(
+    engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the build and the rendering, from wherever the command is called."""
+    target = write_model(tmp_path / "target")
+    write_engine(tmp_path / "compiled")
+    monkeypatch.setattr(tensorrt_parameters, "ROOT", tmp_path)
+    changes = {"engine": "tensorrt_llm", "target.engine_dir": "compiled", "draft.kind": "ngram"}
+    assert findings_of(Engines, make_spec(target, None, **changes))[0].severity == "ok"
 
 
 def test_an_engine_folder_without_an_engine(engines: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from doctor.support import CONFIG, GPU_MACHINE, H100, findings_of, make_spec, severities
 from pipeline.doctor.checks.drafting import DraftSize, DraftUse
-from pipeline.doctor.checks.gpus import Container, GpusPresent
+from pipeline.doctor.checks.gpus import Calibration, Container, GpusPresent
 from pipeline.doctor.checks.memory import Memory
 from pipeline.doctor.checks.ports import Ports
 from pipeline.doctor.checks.shared_memory import MIB, SharedMemory
@@ -40,14 +40,21 @@ def test_gpus_that_are_there() -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "weights", "severity"),
-    [("7.0", "float16", "error"), ("8.0", "float16", "ok"), ("8.6", "fp8", "error"), ("8.9", "fp8", "ok")],
+    [
+        ("7.0", "float16", "error"),
+        ("8.0", "float16", "ok"),
+        ("8.6", "fp8", "error"),
+        ("8.9", "fp8", "ok"),
+        ("10.0", "int4", "error"),
+        ("12.0", "int8", "ok"),
+    ],
 )
 def test_compute_capabilities(architecture: str, weights: str, severity: str) -> None:
     machine = replace(GPU_MACHINE, gpus=(replace(H100, architecture=architecture),))
     assert findings_of(GpusPresent, on_gpus(**{"target.weights": weights}), machine)[0].severity == severity
 
 
-@pytest.mark.parametrize(("driver", "severity"), [("575.51.03", "error"), ("580.95.05", "ok"), ("590.1", "ok")])
+@pytest.mark.parametrize(("driver", "severity"), [("575.51.03", "warning"), ("580.95.05", "ok"), ("590.1", "ok")])
 def test_drivers(driver: str, severity: str) -> None:
     machine = replace(GPU_MACHINE, gpus=(replace(H100, driver=driver),))
     assert severities(findings_of(GpusPresent, on_gpus(), machine)) == [severity]
@@ -68,10 +75,23 @@ def test_containers(image: str, severity: str) -> None:
     assert severities(findings_of(Container, spec)) == [severity, "ok"]
 
 
-@pytest.mark.parametrize(("version", "severity"), [(None, "not checked"), ("1.3.0rc22", "error"), ("1.2.1", "ok")])
+@pytest.mark.parametrize(
+    ("version", "severity"),
+    [(None, "not checked"), ("1.2.0rc8", "error"), ("1.3.0rc22", "error"), ("1.2.0", "ok"), ("1.2.1", "ok")],
+)
 def test_the_installed_version(version: str | None, severity: str) -> None:
     found = findings_of(Container, on_gpus(), replace(GPU_MACHINE, tensorrt_llm=version))
     assert found[1].severity == severity
+
+
+def test_fp8_is_calibrated_from_the_16_bit_model() -> None:
+    """70B: 141 GB, which one H100 does not hold and two do; the 1B draft in 16 bits needs none."""
+    spec = on_gpus(**{"target.weights": "fp8"})
+    (finding,) = findings_of(Calibration, spec, GPU_MACHINE)
+    assert finding.severity == "warning" and "loads 141 GB" in finding.what and "have 86 GB" in finding.what
+    assert severities(findings_of(Calibration, spec, replace(GPU_MACHINE, gpus=FOUR[:2]))) == ["ok"]
+    assert severities(findings_of(Calibration, spec, Machine())) == ["not checked"]
+    assert findings_of(Calibration, on_gpus(), Machine()) == []
 
 
 def test_gpu_checks_do_not_concern_the_embedded_engine(target: Path) -> None:

@@ -19,7 +19,7 @@ from pipeline.drafting.none import NoDrafter
 from pipeline.engine.manifest import Capabilities, CostTable, Limits, Manifest
 from pipeline.engine.step import FloatArray, StepModel, StepRequest, StepResult
 from pipeline.errors import StepError, StepTimeoutError
-from pipeline.sampling.params import GREEDY, OPTIONS, PENALTIES, WORDS, SamplingParams
+from pipeline.sampling.params import GREEDY, OPTIONS, PENALTIES, WORDS, SamplingParams, tensorrt_divisor
 from pipeline.sampling.random import call_seed
 
 VOCAB = 5
@@ -200,6 +200,7 @@ def test_raw_logits_are_divided_by_the_temperature() -> None:
     draft = propose(start(Answers(StepResult((2, 0), generation_logits=LOGITS)), logits="raw"))
     assert draft.logits is not None and draft.logits.dtype == np.float32
     np.testing.assert_allclose(draft.logits, LOGITS / (0.5 + 1e-6), rtol=1e-6)
+    assert [tensorrt_divisor(temperature) for temperature in (0.5, 1.0)] == [0.5 + 1e-6, 1.0]
 
 
 def test_more_than_was_asked_is_cut_and_less_is_taken() -> None:

@@ -48,7 +48,8 @@ def test_a_drivers_name(seen: str, gigabytes: float, name: str) -> None:
 
 
 def test_a_gpu_that_is_not_in_the_table() -> None:
-    assert recognise("NVIDIA Tesla V100", 32e9) is None
+    for name in ("NVIDIA Tesla V100", "NVIDIA L40", "NVIDIA RTX A1000", "NVIDIA GH200 480GB"):
+        assert recognise(name, 32e9) is None
 
 
 def test_the_table_is_consistent() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import EngineError
 from pipeline.planning.model_shape import SHAPES, ModelShape, known_ids
+from pipeline.planning.placement import Placement
 
 # Elements of the tensors in the published safetensors files; a tied LM head counts once.
 PUBLISHED = {
@@ -47,13 +48,13 @@ def test_parameters_equal_the_checkpoint(hub_id: str) -> None:
 def test_every_shape_that_ships_is_read() -> None:
     assert set(PUBLISHED) <= set(known_ids())
     for hub_id in known_ids():
-        assert ModelShape.known(hub_id).kv_values > 0
+        assert Placement(ModelShape.known(hub_id)).rank_token_bytes > 0
 
 
 def test_kv_of_llama_70b() -> None:
     """80 layers x 8 heads x 128 x 2: 320 KiB a token in 16 bits, an eighth of what 64 heads would take."""
     shape = ModelShape.known("meta-llama/Llama-3.1-70B")
-    assert shape.kv_values * 2 == 320 * 1024
+    assert Placement(shape).rank_token_bytes == 320 * 1024
     assert shape.heads == 8 * shape.kv_heads
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.serving.launch import ORCHESTRATOR_ENV, Launch
+from pipeline.serving.launch import MPIRUN, ORCHESTRATOR_ENV, Launch
 from pipeline.serving.server import TritonServer
 from pipeline.serving.shared_memory import clean_stale, group_members, is_served, regions
 
@@ -18,10 +18,10 @@ from .support import make_spec, scripted_server
 pytestmark = pytest.mark.served
 
 # As mpirun does: a process group of its own for what it starts, and an interrupt becomes its end.
-MPIRUN = f"""#!{sys.executable}
+PROGRAM = f"""#!{sys.executable}
 import os, signal, subprocess, sys
-assert sys.argv[1:4] == ["--allow-run-as-root", "-n", "1"] and os.environ["TRTLLM_ORCHESTRATOR"] == "1"
-child = subprocess.Popen(sys.argv[4:], preexec_fn=os.setpgrp)
+assert tuple(sys.argv[1:{len(MPIRUN)}]) == {MPIRUN[1:]!r} and os.environ["TRTLLM_ORCHESTRATOR"] == "1"
+child = subprocess.Popen(sys.argv[{len(MPIRUN)}:], preexec_fn=os.setpgrp)
 signal.signal(signal.SIGINT, lambda *_: child.terminate())
 sys.exit(child.wait())
 """
@@ -30,9 +30,9 @@ sys.exit(child.wait())
 @pytest.fixture
 def server(tmp_path: Path) -> TritonServer:
     mpirun = tmp_path / "mpirun"
-    mpirun.write_text(MPIRUN)
+    mpirun.write_text(PROGRAM)
     mpirun.chmod(0o755)
-    launch = Launch("orchestrator", wrapper=(str(mpirun), "--allow-run-as-root", "-n", "1"), env=ORCHESTRATOR_ENV)
+    launch = Launch("orchestrator", wrapper=(str(mpirun), *MPIRUN[1:]), env=ORCHESTRATOR_ENV)
     return scripted_server(tmp_path, make_spec(draft={"kind": "none"}), launch=launch)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,7 @@ def test_round_trip(request: StepRequest, with_vocab: bool) -> None:
         assert getattr(found, name) == getattr(request, name)
     if request.sampling.greedy:
         # One-hot: what acts behind the logits, and the seed, do not matter.
-        kept = dataclasses.replace(request.sampling, temperature=1.0, top_k=1, top_p=1.0, min_p=0.0)
+        kept = replace(request.sampling, temperature=1.0, top_k=1, top_p=1.0, min_p=0.0)
         assert found.sampling == kept
     else:
         assert (found.sampling, found.seed) == (request.sampling, request.seed)
@@ -150,6 +150,8 @@ def test_nvidias_engines_apply_penalties_after_the_temperature() -> None:
     sent = encode_request(StepRequest("r", (1,), 1, sampling=options), NVIDIA).tensors
     np.testing.assert_allclose(sent["presence_penalty"], 0.25 / (0.5 + 1e-6), rtol=1e-6)
     np.testing.assert_allclose(sent["frequency_penalty"], -1.0 / (0.5 + 1e-6), rtol=1e-6)
+    at_one = encode_request(StepRequest("r", (1,), 1, sampling=replace(options, temperature=1.0)), NVIDIA).tensors
+    assert at_one["presence_penalty"].item() == 0.25  # it divides by nothing there
     assert sent["repetition_penalty"].item() == 1.5
     greedy = encode_request(StepRequest("r", (1,), 1, sampling=SamplingParams(presence_penalty=0.25)), NVIDIA)
     np.testing.assert_allclose(greedy.tensors["presence_penalty"], 0.25, rtol=1e-5)  # no temperature is sent

@@ -9,7 +9,7 @@ from tritonclient.grpc import model_config_pb2
 
 from pipeline.errors import ServerError
 from pipeline.serving.contract import SPEC_DECODE, STEP
-from pipeline.serving.launch import launch_of, nvidia_launch_command, require_launcher
+from pipeline.serving.launch import MPIRUN, launch_of, require_launcher
 from pipeline.serving.repository import RepositoryOptions, render_repository
 from pipeline.serving.server import TritonServer
 from pipeline.serving.tensorrt_contract import tensorrt_contract
@@ -56,9 +56,13 @@ def test_a_profile(path: Path, tmp_path: Path) -> None:
         assert values["gpt_model_path"] == str(tmp_path / "engines" / role / "engine")
         assert values["enable_kv_cache_reuse"] == "true" and values["max_beam_width"] == "1"
         assert values["speculative_decoding_fast_logits"] == "false"
+        assert values["batch_scheduler_policy"] == "guaranteed_no_evict"
         # The backend reads these three without a default: it does not load a model that lacks one.
         assert {"tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path"} <= values.keys()
-        for device in values["gpu_device_ids"].split(","):
+        bound = spec.step_model(role).kv_tokens
+        assert values.get("max_tokens_in_paged_kv_cache") == (None if bound is None else str(bound))
+        # A pool takes the smaller of the two: one that is bounded leaves room whatever its fraction.
+        for device in values["gpu_device_ids"].split(",") if bound is None else ():
             shares[device] += float(values["kv_cache_free_gpu_mem_fraction"])
         assert values["cuda_graph_mode"] == ("true" if role == "draft" else "false")
         assert int(values["cuda_graph_cache_size"]) == (spec.limits.max_requests if role == "draft" else 0)
@@ -116,13 +120,10 @@ def test_how_it_is_started(target: dict[str, int], draft: dict[str, int], mode: 
     )
     launch = launch_of(spec)
     assert launch.mode == mode and launch.gpu
-    command = nvidia_launch_command(spec, "/repository")
-    assert "--world_size=1" in command and "--model_repo=/repository" in command
     if mode == "leader":
-        assert (launch.wrapper, launch.arguments, dict(launch.env)) == ((), (), {}) and command[-1] == "--no-mpi"
+        assert (launch.wrapper, launch.arguments, dict(launch.env)) == ((), (), {})
     else:
-        assert launch.wrapper[0] == "mpirun" and launch.env["TRTLLM_ORCHESTRATOR"] == "1"
-        assert command[-1] == "--multi-model"
+        assert launch.wrapper == MPIRUN and launch.env["TRTLLM_ORCHESTRATOR"] == "1"
         devices = {device for role in spec.model_roles for device in spec.step_model(role).device_ids}
         pools = {flag for flag in launch.arguments if flag.startswith("--cuda-memory-pool")}
         assert pools == {f"--cuda-memory-pool-byte-size={device}:0" for device in devices}

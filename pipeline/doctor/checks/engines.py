@@ -12,6 +12,7 @@ from pipeline.engine.fit import read_engine_manifest
 from pipeline.engine.manifest import MANIFEST_NAME, Manifest, TensorRTFacts
 from pipeline.engine.tensorrt_config import TensorRTEngineConfig
 from pipeline.errors import EngineError
+from pipeline.serving.tensorrt_parameters import engine_path
 from pipeline.spec import Role
 
 UNKNOWN = "unknown"  # of an engine from elsewhere
@@ -24,10 +25,11 @@ class Engines(Check):
 
     def findings(self, deployment: Deployment) -> Iterator[Finding]:
         for role in deployment.models:
-            elsewhere = deployment.spec.step_model(role).engine_dir
-            if elsewhere is not None:
-                yield from self._elsewhere(deployment, role, Path(elsewhere).expanduser())
-            yield from self._built(deployment, role, imported=elsewhere is not None)
+            spec = deployment.spec
+            elsewhere = spec.step_model(role).engine_dir is not None
+            if elsewhere:
+                yield from self._elsewhere(deployment, role, engine_path(spec, role, spec.engines_dir))
+            yield from self._built(deployment, role, imported=elsewhere)
 
     def _elsewhere(self, deployment: Deployment, role: Role, folder: Path) -> Iterator[Finding]:
         why = "it would be refused, or would answer wrongly, when it is served"

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pipeline.doctor.check import Check
 from pipeline.doctor.deployment import Deployment
 from pipeline.doctor.finding import Finding
+from pipeline.engine.tensorrt_config import SUPPORTED
+from pipeline.planning.gpu_support import unsupported
 from pipeline.tensorrt_spec import RELEASE
 
-OLDEST_GPU = (8, 0)  # verification of external drafts: NVIDIA's draft-target example
-OLDEST_FP8_GPU = (8, 9)
 OLDEST_DRIVER = 580  # CUDA 13, in NVIDIA's Triton images from 25.11 on
 FIRST_TAG, LAST_TAG = (26, 4), (26, 7)  # Triton images that carry TensorRT-LLM 1.2.1
+WIDTH = 2  # bytes of a 16-bit weight
 _TAG = re.compile(r":(\d\d)\.(\d\d)-trtllm")
 
 
@@ -41,26 +42,51 @@ class GpusPresent(Check):
                 "its ranks cannot start",
                 "`gpus:` of GPUs that are here, or a smaller split",
             )
-        fp8 = any(spec.step_model(role).weights == "fp8" for role in spec.model_roles)
-        least = OLDEST_FP8_GPU if fp8 else OLDEST_GPU
-        for gpu in gpus:
-            if gpu.index in wanted and _numbers(gpu.architecture) < least:
-                yield self.error(
-                    f"GPU {gpu.index} ({gpu.name}) has compute capability {gpu.architecture}, needed is "
-                    f"{least[0]}.{least[1]}",
-                    "weights: fp8 has no arithmetic there" if fp8 else "engines that verify drafts do not run there",
-                    "another GPU" + (", or weights: int8" if fp8 else ""),
-                )
+        for role in spec.model_roles:
+            part = spec.step_model(role)
+            for gpu in gpus:
+                if gpu.index in part.device_ids and (why := unsupported(part.weights, gpu.architecture)) is not None:
+                    yield self.error(
+                        f"{role} on GPU {gpu.index} ({gpu.name}): {why}",
+                        "`make engines` refuses it",
+                        "another GPU, or other weights",
+                    )
         driver = gpus[0].driver
         major = driver.partition(".")[0]
         if major.isdigit() and int(major) < OLDEST_DRIVER:
-            yield self.error(
+            # No error: the images carry the forward-compatibility libraries, and the driver does not say what they do.
+            yield self.warning(
                 f"driver {driver} is older than {OLDEST_DRIVER}",
-                f"the images with TensorRT-LLM {RELEASE} use CUDA 13",
-                f"driver {OLDEST_DRIVER} or later (data-centre GPUs: NVIDIA's forward-compatibility package works too)",
+                f"the images with TensorRT-LLM {RELEASE} use CUDA 13, which only data-centre GPUs can run on it",
+                f"driver {OLDEST_DRIVER} or later, or see that the container starts without a line on compatibility",
             )
         else:
             yield self.ok(f"{len(gpus)} x {gpus[0].name}, driver {driver}")
+
+
+class Calibration(Check):
+    """FP8 weights are made from the 16-bit model on the GPUs that are here."""
+
+    name = "FP8 calibration"
+
+    def findings(self, deployment: Deployment) -> Iterator[Finding]:
+        memory = sum(gpu.memory for gpu in deployment.machine.gpus)
+        for role, shape in deployment.shapes():
+            part = deployment.spec.step_model(role)
+            if part.weights != "fp8" or part.engine_dir is not None:
+                continue
+            needed = WIDTH * shape.parameters
+            numbers = f"{role}: quantize.py loads {needed / 1e9:,.0f} GB of 16-bit weights"
+            if memory and needed < memory:
+                yield self.ok(f"{numbers}, the GPUs here have {memory / 1e9:,.0f} GB")
+                continue
+            here = f"the GPUs here have {memory / 1e9:,.0f} GB" if memory else "no GPU is seen here"
+            found = self.warning if memory else self.not_checked
+            yield found(
+                f"{numbers}, {here}",
+                "what does not fit is calibrated from host memory: slow, and the host must have it",
+                "more GPUs for this step: it uses all that the container sees, and keeps the checkpoint",
+            )
 
 
 class Container(Check):
@@ -90,12 +116,8 @@ class Container(Check):
         found = deployment.machine.tensorrt_llm
         if found is None:
             yield self.not_checked("TensorRT-LLM is not installed here", why, f"run doctor inside {image}")
-        elif found != RELEASE:
+        elif not found.startswith(SUPPORTED) or "rc" in found:
             yield self.error(f"TensorRT-LLM {found} is installed here, needed is {RELEASE}", why, f"run inside {image}")
         else:
             triton = deployment.machine.triton
             yield self.ok(f"TensorRT-LLM {found} is installed" + (f", Triton {triton}" if triton else ""))
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
