@@ -112,7 +112,16 @@ class DeploymentSpec(_Strict):
     controller: ControllerSpec = ControllerSpec()
     deadlines: DeadlinesSpec = DeadlinesSpec()
     ports: PortsSpec = PortsSpec()
+    speculation: Literal["auto", "off"] | int = Field("auto", description="auto, off or a K, until it is switched")
     trace: Path | None = Field(None, description="file that every round is appended to; relative: to the checkout")
+
+    @field_validator("speculation", mode="before")
+    @classmethod
+    def _yaml_off(cls, value: object) -> object:
+        """YAML reads a bare `off` as false."""
+        if value is True:
+            raise ValueError("must be auto, off or a number of draft tokens")
+        return "off" if value is False else value
 
     @field_validator("trace")
     @classmethod
@@ -128,6 +137,11 @@ class DeploymentSpec(_Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> DeploymentSpec:
+        if isinstance(self.speculation, int) and not 0 <= self.speculation <= self.limits.max_draft_len:
+            raise ValueError(
+                f"speculation = {self.speculation}: must be auto, off or a number up to limits.max_draft_len = "
+                f"{self.limits.max_draft_len}"
+            )
         longest = self.limits.max_seq_len + self.limits.max_draft_len + 1  # what admission asks for
         pools = {"target.kv_blocks": self.target.kv_blocks}
         if self.draft.uses_model:
