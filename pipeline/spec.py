@@ -190,11 +190,19 @@ class DeploymentSpec(_Strict):
             raise SpecError(f"spec {path} is not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(data, dict):
             raise SpecError(f"spec {path} must be a YAML mapping, found {type(data).__name__}")
+        return cls.check(data, f"spec {path}: ")
+
+    @classmethod
+    def check(cls, data: dict[str, Any], where: str = "") -> DeploymentSpec:
+        """Validate what a spec would hold.
+
+        Raises:
+            SpecError: beginning with `where`.
+        """
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            lines = [_explain(cls, item) for item in error.errors()]
-            raise SpecError(f"spec {path}: " + "; ".join(lines)) from error
+            raise SpecError(where + "; ".join(_explain(cls, item) for item in error.errors())) from error
 
 
 def _explain(model: type[BaseModel], item: Any) -> str:
