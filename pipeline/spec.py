@@ -109,7 +109,16 @@ class DeploymentSpec(Strict):
     controller: ControllerSpec = ControllerSpec()
     deadlines: DeadlinesSpec = DeadlinesSpec()
     ports: PortsSpec = PortsSpec()
+    speculation: Literal["auto", "off"] | int = Field("auto", description="auto, off or a K, until it is switched")
     trace: Path | None = Field(None, description="file that every round is appended to; relative: to the checkout")
+
+    @field_validator("speculation", mode="before")
+    @classmethod
+    def _yaml_off(cls, value: object) -> object:
+        """YAML reads a bare `off` as false."""
+        if value is True:
+            raise ValueError("must be auto, off or a number of draft tokens")
+        return "off" if value is False else value
 
     @field_validator("trace")
     @classmethod
@@ -126,6 +135,11 @@ class DeploymentSpec(Strict):
     @model_validator(mode="after")
     def _fits(self) -> DeploymentSpec:
         check_engine_fields(self)
+        if isinstance(self.speculation, int) and not 0 <= self.speculation <= self.limits.max_draft_len:
+            raise ValueError(
+                f"speculation = {self.speculation}: must be auto, off or a number up to limits.max_draft_len = "
+                f"{self.limits.max_draft_len}"
+            )
         if self.engine == "embedded":
             longest = self.limits.max_seq_len + self.limits.max_draft_len + 1  # what admission asks for
             for role in self.model_roles:
@@ -186,11 +200,19 @@ class DeploymentSpec(Strict):
             raise SpecError(f"spec {path} is not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(data, dict):
             raise SpecError(f"spec {path} must be a YAML mapping, found {type(data).__name__}")
+        return cls.check(data, f"spec {path}: ")
+
+    @classmethod
+    def check(cls, data: dict[str, Any], where: str = "") -> DeploymentSpec:
+        """Validate what a spec would hold.
+
+        Raises:
+            SpecError: beginning with `where`.
+        """
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            lines = [_explain(cls, item) for item in error.errors()]
-            raise SpecError(f"spec {path}: " + "; ".join(lines)) from error
+            raise SpecError(where + "; ".join(_explain(cls, item) for item in error.errors())) from error
 
 
 def _explain(model: type[BaseModel], item: Any) -> str:

@@ -176,3 +176,22 @@ def test_draft_sampling_and_rules(tmp_path: Path) -> None:
     path.write_text(text.format("auto", "hot"))
     with pytest.raises(SpecError, match=r"draft\.sampling: .*'q' or 'greedy' \(got 'hot'\)"):
         DeploymentSpec.load(path)
+
+
+@pytest.mark.parametrize(("text", "setting"), [("auto", "auto"), ("off", "off"), ("'off'", "off"), ("0", 0), ("8", 8)])
+def test_speculation_to_start_with(text: str, setting: str | int, tmp_path: Path) -> None:
+    """YAML reads a bare off as false; it is the word that is meant."""
+    spec = load(tmp_path, f"name: t\ntarget: {{model: m}}\ndraft: {{kind: none}}\nspeculation: {text}\n")
+    assert spec.speculation == setting and type(spec.speculation) is type(setting)
+
+
+@pytest.mark.parametrize("text", ["on", "9", "-1", "sometimes", "1.5"])
+def test_speculation_that_there_is_not(text: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="speculation"):
+        load(tmp_path, f"name: t\ntarget: {{model: m}}\ndraft: {{kind: none}}\nspeculation: {text}\n")
+
+
+def test_a_relative_trace_counts_from_the_checkout(tmp_path: Path) -> None:
+    """Triton's models have another working folder than who started them."""
+    assert load(tmp_path, changed(trace="runs/t.jsonl")).trace == ROOT / "runs" / "t.jsonl"
+    assert load(tmp_path, changed(trace=str(tmp_path / "t"))).trace == tmp_path / "t"

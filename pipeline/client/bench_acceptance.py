@@ -16,7 +16,7 @@ from typing import Literal
 from rich.console import Console
 
 from pipeline.client.local import local_orchestrator
-from pipeline.client.prompts import Prompt, load_prompts
+from pipeline.client.prompts import BUILT_IN, Prompt, load_prompts
 from pipeline.client.terminal import print_table
 from pipeline.orchestrator.loop import Orchestrator
 from pipeline.orchestrator.request import GenerationRequest
@@ -60,14 +60,19 @@ class Acceptance:
 
 
 def run_acceptance(
-    spec: DeploymentSpec, console: Console, max_tokens: int, answers: int, json_file: Path | None
+    spec: DeploymentSpec,
+    console: Console,
+    max_tokens: int,
+    answers: int,
+    prompts_file: Path | None,
+    json_file: Path | None,
 ) -> int:
     """Measure with so many answers per prompt, print the table, write JSON. Returns the exit status.
 
     Raises:
         SpecDecodeError: an engine is missing, or the spec has no draft model.
     """
-    prompts = load_prompts()
+    prompts = load_prompts(prompts_file or BUILT_IN)
     rows: list[Acceptance] = []
     with console.status("loading engines") as status:
         for sampling in dict.fromkeys(drafts for _, drafts in CASES):

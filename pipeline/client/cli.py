@@ -89,6 +89,22 @@ def stop(spec: SpecOption = DEFAULT_SPEC) -> None:
 
 
 @app.command()
+def speculation(
+    setting: Annotated[str | None, typer.Argument(help="auto, off or K; absent: say what holds")] = None,
+    spec: SpecOption = DEFAULT_SPEC,
+) -> None:
+    """Switch speculation of a running server for all requests, without a reload."""
+
+    def work() -> int:
+        loaded = DeploymentSpec.load(spec)
+        from pipeline.client.serve import switch_speculation
+
+        return switch_speculation(loaded, console, setting)
+
+    exit_with(work)
+
+
+@app.command()
 @takes_options
 def request(
     prompt: Annotated[str, typer.Argument(help="the prompt")],

@@ -62,13 +62,23 @@ def replay(
     ] = None,
     k: Annotated[list[int] | None, typer.Option("--k", help="K of `fixed`; may be repeated")] = None,
     seed: Annotated[int, typer.Option(help="of the outcomes that have to be estimated")] = 0,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL: decode these in this process first, and record them in TRACE")
+    ] = None,
+    spec: SpecOption = DEFAULT_SPEC,
+    max_tokens: MaxTokensOption = 64,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here as well")] = None,
 ) -> None:
     """Let other K controllers decide the rounds of a recorded trace: predicted tokens/s, K and acceptance."""
 
     def work() -> int:
-        from pipeline.client.replay import run_replay
+        from pipeline.client.replay import check_kinds, run_replay
 
+        check_kinds(controller or ())
+        if prompts is not None:
+            from pipeline.client.record import record_prompts
+
+            record_prompts(DeploymentSpec.load(spec), console, prompts, trace, max_tokens)
         return run_replay(trace, console, controller or (), k or (), seed, json_file)
 
     exit_with(work)
@@ -147,11 +157,40 @@ def distill(
     exit_with(work)
 
 
+@app.command("choose-draft")
+def choose_draft(
+    spec: SpecOption = DEFAULT_SPEC,
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(help="hybrid:FOLDER, model:FOLDER or ngram; may be repeated; absent: what the spec has"),
+    ] = None,
+    controller: Annotated[
+        list[str] | None, typer.Option(help="goodput, heuristic, pid or fixed=K; may be repeated; absent: goodput")
+    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSONL with the keys text and kind")] = None,
+    max_tokens: MaxTokensOption = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here as well")] = None,
+) -> None:
+    """Compare drafts and K controllers on your own prompts, in this process, and say which to take."""
+
+    def work() -> int:
+        loaded = DeploymentSpec.load(spec)
+        from pipeline.client.choose_draft import run_choose_draft
+
+        return run_choose_draft(
+            loaded, console, draft or (), controller or (), prompts, max_tokens, temperature, json_file
+        )
+
+    exit_with(work)
+
+
 @app.command()
 def acceptance(
     spec: SpecOption = DEFAULT_SPEC,
     max_tokens: MaxTokensOption = 32,
     answers: Annotated[int, typer.Option(min=1, max=64, help="answers per prompt, each with a seed of its own")] = 2,
+    prompts: Annotated[Path | None, typer.Option(help="JSONL with the keys text and kind")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here as well")] = None,
 ) -> None:
     """Count how often sampled drafts are kept, by acceptance rule and temperature, in this process."""
@@ -160,7 +199,7 @@ def acceptance(
         loaded = DeploymentSpec.load(spec)
         from pipeline.client.bench_acceptance import run_acceptance
 
-        return run_acceptance(loaded, console, max_tokens, answers, json_file)
+        return run_acceptance(loaded, console, max_tokens, answers, prompts, json_file)
 
     exit_with(work)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 from pipeline.engine.embedded import load_step_model
@@ -17,6 +17,23 @@ from pipeline.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
+class LocalModels:
+    """Engines of this process."""
+
+    target: StepModel
+    target_manifest: Manifest
+    draft: StepModel | None
+    draft_manifest: Manifest | None
+    tokenizer: Tokenizer
+
+    def orchestrator(self, spec: DeploymentSpec) -> Orchestrator:
+        """Join them; several orchestrators may share them, one after another. The caller closes it."""
+        return make_orchestrator(
+            spec, self.tokenizer, self.target, self.target_manifest, self.draft, self.draft_manifest
+        )
+
+
+@dataclass(frozen=True)
 class LocalPipeline:
     """Engines of this process, joined."""
 
@@ -26,8 +43,8 @@ class LocalPipeline:
 
 
 @contextmanager
-def local_pipeline(spec: DeploymentSpec) -> Iterator[LocalPipeline]:
-    """Load both engines of a spec here and join them; release them at the end.
+def local_models(spec: DeploymentSpec) -> Iterator[LocalModels]:
+    """Load both engines of a spec here; release them at the end.
 
     Raises:
         EngineError: an engine is missing or damaged, or of a kind that cannot run here.
@@ -42,11 +59,20 @@ def local_pipeline(spec: DeploymentSpec) -> Iterator[LocalPipeline]:
             return model, manifest
 
         target, manifest = load("target")
-        draft = load("draft") if spec.draft.uses_model else (None, None)
+        draft, draft_manifest = load("draft") if spec.draft.uses_model else (None, None)
         tokenizer = Tokenizer.load(spec.engine_dir("target"))
-        orchestrator = make_orchestrator(spec, tokenizer, target, manifest, *draft)
-        models.callback(orchestrator.close)
-        yield LocalPipeline(orchestrator, target, tokenizer)
+        yield LocalModels(target, manifest, draft, draft_manifest, tokenizer)
+
+
+@contextmanager
+def local_pipeline(spec: DeploymentSpec) -> Iterator[LocalPipeline]:
+    """Load both engines of a spec here and join them; release them at the end.
+
+    Raises:
+        EngineError: an engine is missing or damaged, or of a kind that cannot run here.
+    """
+    with local_models(spec) as models, closing(models.orchestrator(spec)) as orchestrator:
+        yield LocalPipeline(orchestrator, models.target, models.tokenizer)
 
 
 @contextmanager

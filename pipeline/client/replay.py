@@ -52,9 +52,7 @@ def run_replay(
     Raises:
         SpecError: a kind or K that there is not, or a file that is no trace.
     """
-    for kind in kinds:
-        if kind not in KINDS:
-            raise SpecError(f"controller = {kind!r}: must be one of {', '.join(KINDS)}")
+    check_kinds(kinds)
     with console.status(f"reading {path}"):
         trace = read_trace(path)
         most = trace.start.max_draft_len
@@ -80,6 +78,17 @@ def run_replay(
         json_file.write_text(json.dumps(_report(trace, replay, results, plain), indent=2) + "\n")
         console.print(f"written to {json_file}", highlight=False)
     return 0
+
+
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Refuse what is no controller.
+
+    Raises:
+        SpecError: naming it.
+    """
+    for kind in kinds:
+        if kind not in KINDS:
+            raise SpecError(f"controller = {kind!r}: must be one of {', '.join(KINDS)}")
 
 
 def contenders(start: TraceStart, kinds: Sequence[str], ks: Sequence[int]) -> dict[str, ControllerFactory]:

@@ -15,10 +15,11 @@ from rich.console import Console
 
 from pipeline.engine.fit import read_engine_manifest
 from pipeline.errors import ServerError
+from pipeline.orchestrator.switch import SWITCH_NAME, parse_setting, write_setting
 from pipeline.serving.launch import launch_of, require_launcher
 from pipeline.serving.repository import render_repository
 from pipeline.serving.server import ServerOptions, StartProgress, TritonServer
-from pipeline.serving.server_lock import read_record
+from pipeline.serving.server_lock import ServerRecord, read_record
 from pipeline.serving.shared_memory import is_served
 from pipeline.serving.tensorrt_parameters import BACKEND
 from pipeline.serving.triton_install import find_triton, require_backend
@@ -117,11 +118,36 @@ def _signals_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stop(spec: DeploymentSpec, console: Console) -> int:
-    """Stop the server of a spec, whoever started it. Returns the exit status."""
+def running_record(spec: DeploymentSpec) -> ServerRecord | None:
+    """The server of a spec, whoever started it; None where none runs."""
     record = read_record(spec.engines_dir)
     # The record may have outlived its server, and the number may be another process's by now.
-    if record is None or not is_served(record.pid):
+    return record if record is not None and is_served(record.pid) else None
+
+
+def switch_speculation(spec: DeploymentSpec, console: Console, setting: str | None) -> int:
+    """Switch a running deployment, or say how it is switched. Returns the exit status.
+
+    Raises:
+        SpecError: the setting is none, or cannot be written.
+        ServerError: no server of the spec runs; it starts with what the spec says.
+    """
+    path = spec.engines_dir / SWITCH_NAME
+    if setting is not None:
+        wanted = parse_setting(setting, spec.limits.max_draft_len)
+    if running_record(spec) is None:
+        raise ServerError(f"no server of {spec.name} is running; one starts with `speculation: {spec.speculation}`")
+    if setting is not None:
+        write_setting(path, wanted)
+    now = path.read_text().strip() if path.exists() else spec.speculation
+    console.print(f"speculation of {spec.name}: {now}", highlight=False)
+    return 0
+
+
+def stop(spec: DeploymentSpec, console: Console) -> int:
+    """Stop the server of a spec, whoever started it. Returns the exit status."""
+    record = running_record(spec)
+    if record is None:
         console.print(f"no server of {spec.name} is running")
         return 0
     os.kill(record.pid, signal.SIGINT)

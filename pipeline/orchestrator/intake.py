@@ -11,9 +11,11 @@ from pipeline.errors import InvalidRequestError
 from pipeline.orchestrator.answer import Answer
 from pipeline.orchestrator.controllers.base import ControllerFactory
 from pipeline.orchestrator.controllers.fixed import FixedController
+from pipeline.orchestrator.controllers.switched import SwitchedController
 from pipeline.orchestrator.request import GenerationRequest
 from pipeline.orchestrator.run import Run
 from pipeline.orchestrator.statistics import StatisticsCollector
+from pipeline.orchestrator.switch import SpeculationSwitch
 from pipeline.sampling.params import OPTIONS, SamplingParams
 from pipeline.sampling.random import fresh_seed
 from pipeline.sampling.rules import RULE_AUTO, CoupledRule, resolve_rule
@@ -50,6 +52,7 @@ class Intake:
         deterministic_drafts: equal calls of the draft give equal drafts.
         default_rule: for requests that say "auto".
         burst: plain tokens per target call at most.
+        switch: of the deployment, above what controllers and requests say.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Intake:
         deterministic_drafts: bool,
         default_rule: str,
         burst: int,
+        switch: SpeculationSwitch,
     ) -> None:
         self._tokenizer = tokenizer
         self._target = target
@@ -67,6 +71,7 @@ class Intake:
         self._deterministic_drafts = deterministic_drafts
         self._default_rule = default_rule
         self._burst = burst
+        self._switch = switch
 
     def prepare(self, request: GenerationRequest, sequence: int = 0) -> Run:
         """The run of answer number `sequence` of a request.
@@ -95,7 +100,12 @@ class Intake:
             seed=seed,
             rule=rule,
             end_id=self._end_id(request),
-            controller=self._controllers.start() if k is None else FixedController(k, self._burst, "request"),
+            controller=SwitchedController(
+                self._controllers.start() if k is None else FixedController(k, self._burst, "request"),
+                self._switch,
+                k,
+                self._burst,
+            ),
             speculates=k != 0,
             answer=Answer(self._tokenizer, request.max_tokens, request.stop_words),
             statistics=StatisticsCollector(len(prompt_ids), rule, seed, self._reproducible(request, rule)),

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from pipeline.drafting.base import Draft, DraftContext, Drafter, DraftSession, Offer
 from pipeline.errors import CancelledError, SpecDecodeError
 from pipeline.orchestrator.admission import Admission
 from pipeline.orchestrator.answer import CANCELLED, Committed
 from pipeline.orchestrator.controllers.base import ControllerFactory, Decision, Observation, RoundTimes
+from pipeline.orchestrator.controllers.switched import SWITCH_REASONS
 from pipeline.orchestrator.draft_health import DraftHealth
 from pipeline.orchestrator.intake import Intake, TargetFacts
 from pipeline.orchestrator.recorder import LoopState, NoRecorder, Recorder
 from pipeline.orchestrator.request import Chunk, GenerationRequest
 from pipeline.orchestrator.run import Run
 from pipeline.orchestrator.statistics import RoundRecord
+from pipeline.orchestrator.switch import AUTO, SpeculationSwitch
 from pipeline.orchestrator.trace.line import TraceRound
 from pipeline.orchestrator.trace.writer import TraceWriter
 from pipeline.orchestrator.verifier import TargetContext, Verdict, Verifier
@@ -35,6 +38,7 @@ class Orchestrator:
         default_rule: the deployment's acceptance rule, for requests that say "auto".
         burst: plain tokens per target call at most.
         trace: is given every round, and closed with the orchestrator.
+        switch: turns speculation off for everybody; None: it stays with the controllers.
 
     Attributes:
         recorder: told of every round; a server puts its own here.
@@ -51,8 +55,10 @@ class Orchestrator:
         default_rule: str = "auto",
         burst: int = 8,
         trace: TraceWriter | None = None,
+        switch: SpeculationSwitch | None = None,
     ) -> None:
-        self._intake = Intake(tokenizer, target, controllers, drafter.deterministic, default_rule, burst)
+        switch = switch or SpeculationSwitch(AUTO, target.limits.max_draft_len)
+        self._intake = Intake(tokenizer, target, controllers, drafter.deterministic, default_rule, burst, switch)
         self._max_draft_len = target.limits.max_draft_len
         self._verifier = verifier
         self._drafter = drafter
@@ -120,6 +126,7 @@ class Orchestrator:
 
     def _decide(self, run: Run, session: DraftSession) -> Decision:
         offers: Sequence[Offer] = ()
+        why_none = "no_offer"
         # A verify commits up to K + 1 tokens, and all of them must be wanted.
         limit = min(run.answer.remaining - 1, self._max_draft_len)
         if limit > 0 and run.speculates:
@@ -127,8 +134,14 @@ class Orchestrator:
             if not self.draft_health.usable and any(offer.source == "model" for offer in offers):
                 offers = [offer for offer in offers if offer.source != "model"]
                 run.lost_draft()
+                why_none = "draft_resting"
+        elif limit <= 0:
+            why_none = "last_token"
         run.offers = offers
-        return run.controller.choose(offers, run.answer.remaining, self.admission.running)
+        decision = run.controller.choose(offers, run.answer.remaining, self.admission.running)
+        if decision.reason in SWITCH_REASONS and run.request.num_draft_tokens:
+            run.lost_draft()
+        return replace(decision, reason=why_none) if decision.reason == "no_offer" else decision
 
     def _draft(self, run: Run, session: DraftSession, decision: Decision, index: int) -> tuple[Draft | None, float]:
         if decision.offer is None:
@@ -180,10 +193,13 @@ class Orchestrator:
         times: RoundTimes,
     ) -> RoundRecord:
         failed = decision.offer is not None and draft is None
+        reason = "draft_failed" if failed else decision.reason
+        if draft is not None and not verdict.drafted:
+            reason = "drafts_dropped"  # the target had no room for any
         record = RoundRecord(
             index=index,
             source=draft.source if draft is not None else "none",
-            reason="draft_failed" if failed else decision.reason,
+            reason=reason,
             drafted=verdict.drafted,
             accepted=committed.accepted,
             committed=len(committed.token_ids),

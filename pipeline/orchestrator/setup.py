@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from pipeline.drafting.base import Drafter
 from pipeline.drafting.hybrid import HybridDrafter
@@ -16,6 +17,7 @@ from pipeline.orchestrator.admission import Admission
 from pipeline.orchestrator.controllers import make_controllers
 from pipeline.orchestrator.intake import TargetFacts
 from pipeline.orchestrator.loop import Orchestrator
+from pipeline.orchestrator.switch import SpeculationSwitch
 from pipeline.orchestrator.trace.line import TRACE_VERSION, TraceStart
 from pipeline.orchestrator.trace.writer import TraceWriter
 from pipeline.orchestrator.verifier import StepVerifier
@@ -30,8 +32,12 @@ def make_orchestrator(
     target_manifest: Manifest,
     draft: StepModel | None = None,
     draft_manifest: Manifest | None = None,
+    switch_file: Path | None = None,
 ) -> Orchestrator:
     """Join the parts; the step models may be in this process or behind Triton.
+
+    Args:
+        switch_file: watched for `auto`, `off` or a K, beside what the spec starts with.
 
     Raises:
         EngineError: the spec's draft needs an engine that was not given.
@@ -61,6 +67,7 @@ def make_orchestrator(
         default_rule=spec.rule,
         burst=spec.controller.burst,
         trace=_open_trace(spec, target_manifest, draft_manifest),
+        switch=SpeculationSwitch(spec.speculation, target_manifest.limits.max_draft_len, switch_file),
     )
 
 

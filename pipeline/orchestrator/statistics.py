@@ -41,7 +41,8 @@ class RequestStatistics:
     """Sums over a request, in the shape that benchmark tools read (`spec_decode_stats`).
 
     `mean_acceptance_length` counts committed tokens per speculative round, correction or bonus included;
-    `draft_acceptance_rate` is accepted over drafted; histograms leave the correction or bonus out.
+    `draft_acceptance_rate` is accepted over drafted; histograms leave the correction or bonus out. `decisions` counts
+    all rounds by reason, `plain_decisions` those without a verified draft: why K was 0.
     """
 
     prompt_tokens: int
@@ -56,6 +57,7 @@ class RequestStatistics:
     histogram_by_draft_length: dict[int, int]
     rounds_by_source: dict[str, int]
     decisions: dict[str, int]
+    plain_decisions: dict[str, int]
     finish_reason: str
     rule: str
     seed: int
@@ -94,6 +96,7 @@ class StatisticsCollector:
     _drafted: Counter[int] = field(default_factory=Counter)
     _sources: Counter[str] = field(default_factory=Counter)
     _reasons: Counter[str] = field(default_factory=Counter)
+    _plain_reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, record: RoundRecord) -> None:
         self.rounds += 1
@@ -107,6 +110,8 @@ class StatisticsCollector:
         if record.drafted:
             self.spec_committed += record.committed
             self._accepted[record.accepted] += 1
+        else:
+            self._plain_reasons[record.reason] += 1
 
     def finish(self, reason: str, first_token_s: float, total_s: float) -> RequestStatistics:
         spec_rounds = sum(self._accepted.values())
@@ -126,6 +131,7 @@ class StatisticsCollector:
             histogram_by_draft_length=dict(sorted(self._drafted.items())),
             rounds_by_source=dict(self._sources),
             decisions=dict(self._reasons),
+            plain_decisions=dict(self._plain_reasons),
             finish_reason=reason,
             rule=self.rule,
             seed=self.seed,

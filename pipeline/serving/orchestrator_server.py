@@ -72,6 +72,7 @@ def build_orchestrator(
     """
     # Lazily: tests serve other orchestrators, and importing this one costs seconds.
     from pipeline.orchestrator.setup import make_orchestrator
+    from pipeline.orchestrator.switch import SWITCH_NAME
     from pipeline.text.tokenizer import Tokenizer
 
     target_dir = engines_dir / TARGET_MODEL
@@ -82,6 +83,7 @@ def build_orchestrator(
         Manifest.read(target_dir),
         draft,
         None if draft is None else Manifest.read(engines_dir / DRAFT_MODEL),
+        engines_dir / SWITCH_NAME,
     )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pipeline.errors import ServerError
+from pipeline.orchestrator.switch import SWITCH_NAME
 from pipeline.serving.contract import SPEC_DECODE_MODEL
 from pipeline.serving.launch import PLAIN, Launch
 from pipeline.serving.ports import FREE_PORTS, HOST, choose_ports
@@ -87,7 +88,8 @@ class TritonServer:
         self._repository = repository.resolve()
         self._options = options or ServerOptions()
         self._install = install
-        self._lock = ServerLock(engines_dir.resolve())
+        self._engines_dir = engines_dir.resolve()
+        self._lock = ServerLock(self._engines_dir)
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self._models: tuple[str, ...] = ()
@@ -144,6 +146,8 @@ class TritonServer:
         install = self._install or find_triton()
         self._lock.acquire()
         try:
+            # A deployment begins with what its spec says, not with what its predecessor was switched to.
+            (self._engines_dir / SWITCH_NAME).unlink(missing_ok=True)
             clean_stale()
             check_space(self._options.shm_bytes * len(self._models))
             self.ports = choose_ports(self._options.ports)

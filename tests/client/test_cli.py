@@ -41,7 +41,22 @@ def one_line_error(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", ["engines", "repo", "serve", "stop", "request", "generate", "load", "demo", "bench", "acceptance"]
+    "command",
+    [
+        "engines",
+        "repo",
+        "serve",
+        "stop",
+        "request",
+        "generate",
+        "load",
+        "demo",
+        "bench",
+        "acceptance",
+        "speculation",
+        "replay",
+        "choose-draft",
+    ],
 )
 def test_every_command_explains_itself(command: str) -> None:
     done = specdec(command, "--help")
@@ -270,3 +285,18 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_loaded(com
     done = CliRunner().invoke(app, [command, *words, "--trace", str(tmp_path / "missing" / "t.jsonl")])
     assert done.exit_code == 1
     assert "t.jsonl': must be a file that can be written: No such file or directory" in done.output.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("sometimes", "speculation = 'sometimes': must be auto, off or a number up to max_draft_len = 8"),
+        ("9", "speculation = '9': must be auto, off or a number up to max_draft_len = 8"),
+        ("off", "no server of never-started is running; one starts with `speculation: auto`"),
+    ],
+)
+def test_speculation_is_switched_on_running_servers_only(setting: str, message: str, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC_TEXT.format(name="never-started"))
+    done = CliRunner().invoke(app, ["speculation", setting, "--spec", str(spec)])
+    assert (done.exit_code, done.output) == (1, f"error: {message}\n")

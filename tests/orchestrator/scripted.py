@@ -18,6 +18,7 @@ from pipeline.orchestrator.intake import TargetFacts
 from pipeline.orchestrator.loop import Orchestrator
 from pipeline.orchestrator.request import Chunk, GenerationRequest
 from pipeline.orchestrator.statistics import RequestStatistics
+from pipeline.orchestrator.switch import SpeculationSwitch
 from pipeline.orchestrator.trace.writer import TraceWriter
 from pipeline.orchestrator.verifier import StepVerifier
 from pipeline.sampling.params import OPTIONS
@@ -201,6 +202,7 @@ def make_rig(
     capabilities: Capabilities = CAPABILITIES,
     verifies: int = 64,
     trace: TraceWriter | None = None,
+    switch: SpeculationSwitch | None = None,
     **drafting: Any,
 ) -> Rig:
     """Join scripted parts; `drafting` goes to the ScriptedDrafter."""
@@ -216,6 +218,7 @@ def make_rig(
         controllers=controllers or FixedFactory(k, 8),
         admission=Admission(limits.kv_blocks, limits.tokens_per_block, limits.max_requests),
         trace=trace,
+        switch=switch,
     )
     return Rig(orchestrator, target, drafter)
 
@@ -272,6 +275,7 @@ def check_sums(outcome: Outcome, request: GenerationRequest) -> None:
     assert sum(i * n for i, n in enumerate(histogram)) == statistics.num_accepted_draft_tokens
     assert sum(lengths.values()) == statistics.rounds == sum(statistics.decisions.values())
     assert sum(k * n for k, n in lengths.items()) == statistics.num_draft_tokens
+    assert sum(statistics.plain_decisions.values()) == statistics.rounds - statistics.spec_rounds
     assert sum(statistics.rounds_by_source.values()) == statistics.rounds
     assert len(histogram) == max(lengths, default=0) + 1
     if request.stream and request.return_perf_metrics and outcome.reason != "cancelled":

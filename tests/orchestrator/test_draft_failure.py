@@ -41,7 +41,8 @@ def test_a_failing_draft_degrades(error: SpecDecodeError, clock: SimpleNamespace
     outcome = run(rig)
     assert (outcome.text, outcome.reason) == (SCRIPT[:20], "length")
     assert outcome.statistics.draft_failures == rig.orchestrator.draft_health.failures == 1
-    assert outcome.statistics.decisions == {"first_token": 1, "draft_failed": 1, "no_offer": 18}
+    assert outcome.statistics.decisions == {"first_token": 1, "draft_failed": 1, "draft_resting": 17, "last_token": 1}
+    assert outcome.statistics.plain_decisions == outcome.statistics.decisions
     assert set(rig.verified) == {0} and outcome.statistics.draft_s > 0
     assert cast(ScriptedDrafter, rig.drafter).proposed == [(1, 4)]
 

@@ -14,6 +14,7 @@ from pipeline.engine.manifest import CostTable
 from pipeline.orchestrator.controllers.base import ControllerFactory, Observation, RoundTimes
 from pipeline.orchestrator.controllers.fixed import FixedFactory
 from pipeline.orchestrator.controllers.governor import CAPS, GovernedFactory, Governor, plain_by_tables
+from pipeline.orchestrator.controllers.heuristic import HeuristicFactory
 
 from .fleet import Fleet, compute_bound, draft_rows, knee, memory_bound, tokens_per_second
 from .simulation import BURST, LARGEST_K, goodput
@@ -132,6 +133,24 @@ def test_rounds_across_a_change_are_not_counted() -> None:
             times = RoundTimes(0.0, seconds, 0.0)
             controller.observe(Observation(key, decision.k, decision.k, computed, LOAD, times))
     assert "governor" in reasons
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=30, max_size=30), st.integers(1, 20))
+def test_decisions_name_offers_as_they_were_made(most: list[tuple[int, int]], load: int) -> None:
+    """A cap lowers K, not the offer: a drafter is asked for one of its own."""
+    factory = GovernedFactory(HeuristicFactory(8, 12), 12, BURST)
+    made = factory.start()
+    for first, second in most:
+        for _ in range(20):
+            offers = [Offer("ngram", "ngram-3", first), Offer("model", "model", second)]
+            decision = made.choose(offers, 1000, load)
+            if decision.offer is not None:
+                assert decision.offer in offers and 1 <= decision.k <= decision.offer.max_k
+            key = None if decision.offer is None else decision.offer.key
+            times = RoundTimes(0.0, 0.01 * (1 + decision.k), 0.0)
+            computed = decision.k + 1 if key else decision.burst
+            made.observe(Observation(key, decision.k, decision.k, computed, load, times))
 
 
 @pytest.mark.parametrize("largest", [0, 1, 3, 8, 11, 64])

@@ -242,7 +242,7 @@ def test_real_drafters(drafter: Any) -> None:
     outcome = run(rig, ask(max_tokens=45))
     assert outcome.text == script
     if isinstance(drafter, NoDrafter):
-        assert outcome.statistics.decisions["no_offer"] == 44
+        assert outcome.statistics.decisions == {"first_token": 1, "no_offer": 43, "last_token": 1}
     else:
         assert outcome.statistics.rounds_by_source["ngram"] >= 4
         assert outcome.statistics.acceptance_histogram[-1] >= 3

@@ -192,7 +192,10 @@ class GovernedController(KController):
         if cap == 0 and offers:
             return Decision.plain(self._burst.take(remaining), "governor", goes_on=True)
         self._burst.reset()
-        return self._inner.choose([replace(o, max_k=min(o.max_k, cap)) for o in offers], remaining, load)
+        capped = {replace(offer, max_k=min(offer.max_k, cap)): offer for offer in offers}
+        decision = self._inner.choose(list(capped), remaining, load)
+        # The drafter knows its offers as it made them.
+        return decision if decision.offer is None else replace(decision, offer=capped[decision.offer])
 
     def observe(self, observation: Observation) -> None:
         times = observation.times
