@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from pipeline.serving.bls import BlsStepModel
 from pipeline.serving.contract import DRAFT_MODEL, TARGET_MODEL
 from pipeline.serving.generation import decode_generation, encode_chunk, encode_chunks
 from pipeline.serving.metrics import Gauge, MetricsExporter
+from pipeline.serving.process_watch import ProcessWatch
 from pipeline.serving.workers import WorkerPool
 from pipeline.spec import DeploymentSpec
 
@@ -108,6 +110,7 @@ class OrchestratorServer:
         self._step_models = step_models or {}
         self._recorder = recorder or NoRecorder()
         self._exporter: MetricsExporter | None = None
+        self._watch: ProcessWatch | None = None
         self._pool = WorkerPool("request", max_requests, max_queue)
         self._outbox = WorkerPool("outbox", OUTBOX_THREADS)
         self._stopping = False
@@ -148,11 +151,15 @@ class OrchestratorServer:
             recorder=generator.recorder,
         )
         server._exporter = MetricsExporter(utils, metrics.ORCHESTRATOR_METRICS, tally, server.gauges)
+        if spec.engine == "embedded":  # other engines run inside tritonserver itself
+            server._watch = ProcessWatch(server._step_models, os.getppid())
         return server
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Enqueue requests; returns None, as a decoupled model must."""
         arrived = time.perf_counter()
+        if self._exporter is not None:
+            self._exporter.start()
         for request in requests:
             answer = Answer(self._utils, request.get_response_sender(), self._outbox)
             try:
@@ -175,6 +182,8 @@ class OrchestratorServer:
         self._stopping = True
         for job in [*self._pool.close(), *self._outbox.close()]:
             job()
+        if self._watch is not None:
+            self._watch.close()
         for model in self._step_models.values():
             model.close()
         if self._exporter is not None:
