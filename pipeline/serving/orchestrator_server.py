@@ -29,6 +29,7 @@ from pipeline.serving.contract import DRAFT_MODEL, TARGET_MODEL
 from pipeline.serving.generation import decode_generation, encode_chunk, encode_chunks
 from pipeline.serving.metrics import Gauge, MetricsExporter
 from pipeline.serving.process_watch import ProcessWatch
+from pipeline.serving.request_log import OFF, RequestLog
 from pipeline.serving.workers import WorkerPool
 from pipeline.spec import DeploymentSpec
 
@@ -93,6 +94,7 @@ class OrchestratorServer:
         max_queue: requests that may wait beyond those; a further one is refused with UNAVAILABLE.
         step_models: closed with the server, by name.
         recorder: told how requests end.
+        log: takes a line for each.
     """
 
     def __init__(
@@ -104,11 +106,13 @@ class OrchestratorServer:
         max_queue: int,
         step_models: Mapping[str, BlsStepModel] | None = None,
         recorder: Recorder | None = None,
+        log: RequestLog | None = None,
     ) -> None:
         self._generator = generator
         self._utils = utils
         self._step_models = step_models or {}
         self._recorder = recorder or NoRecorder()
+        self._log = log or RequestLog(utils, OFF)
         self._exporter: MetricsExporter | None = None
         self._watch: ProcessWatch | None = None
         self._pool = WorkerPool("request", max_requests, max_queue)
@@ -149,6 +153,7 @@ class OrchestratorServer:
             max_queue=spec.limits.max_queue,
             step_models={TARGET_MODEL: target, **({} if draft is None else {DRAFT_MODEL: draft})},
             recorder=generator.recorder,
+            log=RequestLog.from_environment(utils),
         )
         server._exporter = MetricsExporter(utils, metrics.ORCHESTRATOR_METRICS, tally, server.gauges)
         if spec.engine == "embedded":  # other engines run inside tritonserver itself
@@ -165,7 +170,7 @@ class OrchestratorServer:
             try:
                 self._pool.submit(partial(self._run, request, answer, arrived))
             except OverloadedError as error:
-                self._fail(answer, error)
+                self._fail(request, answer, error)
 
     def gauges(self) -> list[Gauge]:
         """The values of all gauges now."""
@@ -186,6 +191,7 @@ class OrchestratorServer:
             self._watch.close()
         for model in self._step_models.values():
             model.close()
+        self._log.close()
         if self._exporter is not None:
             self._exporter.close()
 
@@ -198,9 +204,10 @@ class OrchestratorServer:
             wanted = decode_generation(read_inputs(request), read_parameters(request), request.request_id())
             self._answer(replace(wanted, waited_s=time.perf_counter() - arrived), answer)
         except BaseException as error:
-            self._fail(answer, error)
+            self._fail(request, answer, error)
 
-    def _fail(self, answer: Answer, error: BaseException) -> None:
+    def _fail(self, request: Any, answer: Answer, error: BaseException) -> None:
+        self._log.failed(request.request_id(), error)
         self._recorder.request_failed(error.code if isinstance(error, SpecDecodeError) else SpecDecodeError.code)
         answer.fail(error)
 
@@ -212,6 +219,7 @@ class OrchestratorServer:
             ended += chunk.final
             if chunk.statistics is not None:
                 self._recorder.answer_ended(chunk.statistics)
+                self._log.ended(wanted.request_id, chunk.sequence_index, wanted.waited_s, chunk.statistics)
             if wanted.stream:
                 answer.send(encode_chunk(chunk), final=ended == wanted.num_return_sequences)
             elif not chunk.final:
