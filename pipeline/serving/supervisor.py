@@ -1,4 +1,4 @@
-"""Keeps a server answering: reloads a draft that died or hangs, restarts the server for everything else."""
+"""Keeps a server answering: loads a step model again that died or hangs, restarts the server for all else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.errors import ServerError
-from pipeline.serving.contract import DRAFT_MODEL
+from pipeline.serving.contract import SPEC_DECODE_MODEL
 from pipeline.serving.health import HealthLimits, ModelHealth
 from pipeline.serving.model_control import ModelControl
 from pipeline.serving.server import TritonServer
@@ -25,9 +25,9 @@ class SupervisorLimits:
     Attributes:
         look_s: between two looks.
         health: how models are asked.
-        grace_s: between a dead target and the restart: running requests get their errors meanwhile.
+        grace_s: before a restart: running requests get their errors meanwhile.
         start_s: for a start.
-        reload_s: for loading the draft again; nobody looks after the other models meanwhile.
+        reload_s: for loading a model again; nobody looks after the others meanwhile.
         repairs: so many in `window_s`, and the next one gives up: what fails again and again needs a person.
     """
 
@@ -43,8 +43,9 @@ class SupervisorLimits:
 class Supervisor:
     """Watches the models of a running server until it ends.
 
-    A dead draft costs requests their speculation only: it is reloaded under them. Without target or orchestrator no
-    request can go on, and calls to a dead process never return their threads: then a fresh server is the surest cure.
+    A step model with a process of its own is loaded again under running requests: a dead draft costs them their
+    speculation, a dead target ends those that were with it. Where that is not enough, and for the orchestrator and
+    Triton itself, the server is started again on the same ports.
 
     Args:
         server: started and ready.
@@ -89,8 +90,11 @@ class Supervisor:
                     return
                 if not running:
                     self._restart(f"Triton ended by itself: {self._server.log.failure()}")
-                elif set(found) == {DRAFT_MODEL}:
-                    self._reload(DRAFT_MODEL, found[DRAFT_MODEL])
+                    continue
+                # Without its target the orchestrator cannot answer either: the step model is the cause.
+                alone = [name for name in found if name != SPEC_DECODE_MODEL and self._models[name]]
+                if alone:
+                    self._reload(alone[0], found[alone[0]])
                 else:
                     self._restart("; ".join(f"model {name}: {text}" for name, text in found.items()))
         finally:
@@ -103,17 +107,18 @@ class Supervisor:
 
     def _reload(self, model: str, problem: str) -> None:
         self._count(f"model {model}: {problem}")
-        self._say(f"model {model}: {problem}; it is loaded again, requests go on without it")
+        self._say(f"model {model}: {problem}; it is loaded again")
         started = time.monotonic()
-        health = self._healths[model]
-        health.close()
-        health.stub.kill()  # a process that hangs would keep `unload` waiting
+        self._healths[model].close()
+        self._healths[model].stub.kill()  # a process that hangs would keep `unload` waiting
         try:
             self._control.reload(self._server.http_address, model, self._limits.reload_s)
+            # With too many calls that never returned the orchestrator refuses: only a restart gives it new threads.
+            self._server.wait_inference(self._limits.health.busy_s)
         except ServerError as error:
             self._restart(str(error))
             return
-        self._watch(model)
+        self._watch_all()
         self._say(f"model {model}: loaded again after {time.monotonic() - started:.1f} s")
 
     def _restart(self, problem: str | None) -> None:
@@ -154,11 +159,10 @@ class Supervisor:
         self._repairs.append(now)
 
     def _watch_all(self) -> None:
-        for model in self._models:
-            self._watch(model)
-
-    def _watch(self, model: str) -> None:
         assert self._server.pid is not None
-        self._healths[model] = ModelHealth(
-            self._server.http_address, self._server.pid, model, self._models[model], self._limits.health
-        )
+        for health in self._healths.values():
+            health.close()
+        self._healths = {
+            model: ModelHealth(self._server.http_address, self._server.pid, model, own_process, self._limits.health)
+            for model, own_process in self._models.items()
+        }

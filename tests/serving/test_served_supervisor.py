@@ -150,9 +150,8 @@ def test_draft_killed_under_running_requests(supervised: Supervised) -> None:
 
 
 def test_target_killed_under_running_requests(supervised: Supervised) -> None:
-    """They fail with an error that says so; on the same ports a fresh server answers."""
+    """They fail with an error that says so; it is loaded again, and the server answers."""
     supervised.start(SupervisorLimits())
-    ports = supervised.server.ports
     stream = supervised.begin(1)
     killed = time.monotonic()
     supervised.stub("target").kill()
@@ -163,20 +162,22 @@ def test_target_killed_under_running_requests(supervised: Supervised) -> None:
     assert noticed < 3
     assert supervised.recovery_s(killed) < RECOVERY_S, supervised.said
     stream.close()
-    assert supervised.server.ports == ports and supervised.pid != supervised.pids[0]
-    assert Path(f"{supervised.server.log.path}{OLD_LOG_SUFFIX}").stat().st_size > 0
+    assert supervised.server.pid == supervised.pids[0], supervised.said
 
 
 @pytest.mark.parametrize("model", ["spec_decode", "tritonserver"])
 def test_server_process_killed(supervised: Supervised, model: str) -> None:
+    """The server is started again on the same ports, and the log of the old one is kept."""
     supervised.start(SupervisorLimits())
+    ports = supervised.server.ports
     killed = time.monotonic()
     if model == "tritonserver":
         os.kill(supervised.pid, signal.SIGKILL)
     else:
         supervised.stub(model).kill()
-    assert supervised.recovery_s(killed) < RECOVERY_S, supervised.said
-    assert supervised.pid != supervised.pids[0], supervised.said
+    assert supervised.recovery_s(killed) < 2 * RECOVERY_S, supervised.said  # three processes import at once
+    assert supervised.server.ports == ports and supervised.pid != supervised.pids[0], supervised.said
+    assert Path(f"{supervised.server.log.path}{OLD_LOG_SUFFIX}").stat().st_size > 0
 
 
 @pytest.mark.parametrize("model", ["draft", "target"])
@@ -189,7 +190,7 @@ def test_hanging_step_model(supervised: Supervised, model: str) -> None:
         time.sleep(0.1)
     assert f"model {model}: it hangs" in supervised.said[0]
     assert supervised.recovery_s(hung) < 2 * RECOVERY_S
-    assert (supervised.pid == supervised.pids[0]) == (model == "draft")
+    assert supervised.pid == supervised.pids[0], supervised.said
 
 
 def test_busy_is_not_hung_and_a_full_queue_is_not_broken(supervised: Supervised) -> None:
