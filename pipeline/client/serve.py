@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -16,11 +17,14 @@ from rich.console import Console
 from pipeline.engine.fit import read_engine_manifest
 from pipeline.errors import ServerError
 from pipeline.orchestrator.switch import SWITCH_NAME, parse_setting, write_setting
+from pipeline.serving.contract import SPEC_DECODE_MODEL
 from pipeline.serving.launch import launch_of, require_launcher
-from pipeline.serving.repository import render_repository
+from pipeline.serving.model_control import ModelControl
+from pipeline.serving.repository import model_names, render_repository
 from pipeline.serving.server import ServerOptions, StartProgress, TritonServer
 from pipeline.serving.server_lock import ServerRecord, read_record
 from pipeline.serving.shared_memory import is_served
+from pipeline.serving.supervisor import Supervisor
 from pipeline.serving.tensorrt_parameters import BACKEND
 from pipeline.serving.triton_install import find_triton, require_backend
 from pipeline.spec import ROOT, DeploymentSpec, PortsSpec
@@ -36,8 +40,14 @@ def repository_dir(spec: DeploymentSpec) -> Path:
 
 
 @contextmanager
-def running_server(spec: DeploymentSpec, console: Console, ports: PortsSpec | None = None) -> Iterator[TritonServer]:
+def running_server(
+    spec: DeploymentSpec, console: Console, ports: PortsSpec | None = None, control: ModelControl | None = None
+) -> Iterator[TritonServer]:
     """Render, start, wait until an inference has passed; stop at the end.
+
+    Args:
+        ports: None takes the spec's.
+        control: closes model control to all others.
 
     Raises:
         EngineError: an engine is missing.
@@ -56,6 +66,7 @@ def running_server(spec: DeploymentSpec, console: Console, ports: PortsSpec | No
         requests=spec.limits.max_requests,
         log_path=repository.parent / "server.log",
         launch=launch,
+        arguments=() if control is None else control.flags,
     )
     server = TritonServer(repository, spec.engines_dir, options, install)
     with _signals_interrupt():
@@ -81,7 +92,8 @@ def serve(spec: DeploymentSpec, console: Console, ports: PortsSpec) -> int:
     """Serve until SIGINT, SIGTERM or SIGHUP. Returns the exit status."""
     try:
         started = time.monotonic()
-        with running_server(spec, console, ports) as server:
+        control = ModelControl()
+        with running_server(spec, console, ports, control) as server:
             console.print(
                 f"serving {spec.name}: an inference has passed after {time.monotonic() - started:.1f} s; "
                 f"http {server.http_address}, grpc {server.grpc_address}, metrics {server.metrics_address}/metrics, "
@@ -89,14 +101,16 @@ def serve(spec: DeploymentSpec, console: Console, ports: PortsSpec) -> int:
                 highlight=False,
                 soft_wrap=True,
             )
-            while server.running:
-                time.sleep(0.2)
-            if server.exit_status != 0:
-                raise ServerError(f"Triton ended by itself: {server.log.failure()} (log: {server.log.path})")
+            own_process = {name: spec.engine == "embedded" or name == SPEC_DECODE_MODEL for name in model_names(spec)}
+            Supervisor(server, own_process, control, partial(_say, console)).run()
     except KeyboardInterrupt:
         pass
     console.print("stopped")
     return 0
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(f"{time.strftime('%H:%M:%S')} {line}", highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager

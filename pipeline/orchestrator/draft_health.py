@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-FIRST_PAUSE_S = 5.0
+FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 
 

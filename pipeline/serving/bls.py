@@ -53,13 +53,14 @@ class BlsStepModel(StepModel):
         self._pool = WorkerPool(f"bls-{model_name}", max_calls)
         # A stop of a dead child never returns either: a few threads for all of them, and what waits is dropped.
         self._stops = WorkerPool(f"bls-{model_name}-stop", STOP_THREADS, max_waiting=STOP_THREADS)
-        self._inside: dict[int, float] = {}  # id of a future -> when its exec began
+        self._inside: dict[Future[StepResult], float] = {}  # -> when its exec began
+        self._lost: set[Future[StepResult]] = set()  # calls to a process that died
 
     @property
     def abandoned(self) -> int:
-        """Calls past their deadline that still hold a thread."""
+        """Calls past their deadline, or to a process that died, that still hold a thread."""
         overdue = time.monotonic() - self._deadline_s
-        return sum(began < overdue for began in list(self._inside.values()))
+        return sum(began < overdue or future in self._lost for future, began in list(self._inside.items()))
 
     def submit(self, request: StepRequest) -> Future[StepResult]:
         future: Future[StepResult] = Future()
@@ -82,6 +83,20 @@ class BlsStepModel(StepModel):
         """Send NVIDIA's stop request: `stop` = true with the request id of the call to end."""
         with suppress(OverloadedError):  # closed, or the child answers no stops
             self._stops.submit(lambda: self._exec_stop(request_id))
+
+    def fail_running(self, reason: str, begun_before: float) -> None:
+        """End calls inside `exec` with an error; their threads are given up as if their deadline had passed.
+
+        Args:
+            reason: for the error.
+            begun_before: `time.monotonic`; later calls go on.
+        """
+        for future, began in list(self._inside.items()):
+            if began >= begun_before:
+                continue
+            self._lost.add(future)
+            with suppress(InvalidStateError):  # answered meanwhile
+                future.set_exception(StepError(f"model {self._name}: {reason} during the call"))
 
     def close(self) -> None:
         """Refuse further calls. A call that is inside `exec` ends when its child answers, or never."""
@@ -141,7 +156,7 @@ class BlsStepModel(StepModel):
         if future.cancelled():
             return
         outcome: StepResult | BaseException
-        self._inside[id(future)] = time.monotonic()
+        self._inside[future] = time.monotonic()
         try:
             if self._pool.closed:
                 raise StepError(f"model {self._name} is closed")
@@ -151,7 +166,8 @@ class BlsStepModel(StepModel):
         except Exception as error:
             outcome = StepError(f"model {self._name}: {type(error).__name__}: {error}")
         finally:
-            del self._inside[id(future)]
+            del self._inside[future]
+            self._lost.discard(future)
         with suppress(InvalidStateError):  # cancelled meanwhile
             if isinstance(outcome, BaseException):
                 future.set_exception(outcome)

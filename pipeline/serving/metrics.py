@@ -22,7 +22,7 @@ Gauge = tuple[Metric, Labels, float]
 
 
 class MetricsExporter:
-    """Moves a tally to Triton until it is closed, and once more then.
+    """Moves a tally to Triton from `start` to `close`, and once more then.
 
     Args:
         utils: `triton_python_backend_utils`.
@@ -50,12 +50,20 @@ class MetricsExporter:
         self._values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
-        self._thread.start()
+
+    def start(self) -> None:
+        """Begin, or do nothing where it has begun.
+
+        To be called from `execute`: in `initialize` the stub and Triton still have messages of their own to exchange.
+        """
+        if self._thread.ident is None:
+            self._thread.start()
 
     def close(self) -> None:
         """Flush once more and delete the metrics. Returns within a bound even where Triton does not answer."""
         self._ending.set()
-        self._thread.join(_CLOSE_S)
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
         try:

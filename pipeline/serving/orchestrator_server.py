@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,8 @@ from pipeline.serving.contract import DRAFT_MODEL, TARGET_MODEL
 from pipeline.serving.dialect import OWN, Dialect
 from pipeline.serving.generation import decode_generation, encode_chunk, encode_chunks
 from pipeline.serving.metrics import Gauge, MetricsExporter
+from pipeline.serving.process_watch import ProcessWatch
+from pipeline.serving.request_log import OFF, RequestLog
 from pipeline.serving.workers import WorkerPool
 from pipeline.spec import DeploymentSpec
 
@@ -102,6 +105,7 @@ class OrchestratorServer:
         max_queue: requests that may wait beyond those; a further one is refused with UNAVAILABLE.
         step_models: closed with the server, by name.
         recorder: told how requests end.
+        log: takes a line for each.
     """
 
     def __init__(
@@ -113,12 +117,15 @@ class OrchestratorServer:
         max_queue: int,
         step_models: Mapping[str, BlsStepModel] | None = None,
         recorder: Recorder | None = None,
+        log: RequestLog | None = None,
     ) -> None:
         self._generator = generator
         self._utils = utils
         self._step_models = step_models or {}
         self._recorder = recorder or NoRecorder()
+        self._log = log or RequestLog(utils, OFF)
         self._exporter: MetricsExporter | None = None
+        self._watch: ProcessWatch | None = None
         self._pool = WorkerPool("request", max_requests, max_queue)
         self._outbox = WorkerPool("outbox", OUTBOX_THREADS)
         self._stopping = False
@@ -158,19 +165,24 @@ class OrchestratorServer:
             max_queue=spec.limits.max_queue,
             step_models={TARGET_MODEL: target, **({} if draft is None else {DRAFT_MODEL: draft})},
             recorder=generator.recorder,
+            log=RequestLog.from_environment(utils),
         )
         server._exporter = MetricsExporter(utils, metrics.ORCHESTRATOR_METRICS, tally, server.gauges)
+        if spec.engine == "embedded":  # other engines run inside tritonserver itself
+            server._watch = ProcessWatch(server._step_models, os.getppid())
         return server
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Enqueue requests; returns None, as a decoupled model must."""
         arrived = time.perf_counter()
+        if self._exporter is not None:
+            self._exporter.start()
         for request in requests:
             answer = Answer(self._utils, request.get_response_sender(), self._outbox)
             try:
                 self._pool.submit(partial(self._run, request, answer, arrived))
             except OverloadedError as error:
-                self._fail(answer, error)
+                self._fail(request, answer, error)
 
     def gauges(self) -> list[Gauge]:
         """The values of all gauges now."""
@@ -187,9 +199,12 @@ class OrchestratorServer:
         self._stopping = True
         for job in [*self._pool.close(), *self._outbox.close()]:
             job()
+        if self._watch is not None:
+            self._watch.close()
         self._generator.close()
         for model in self._step_models.values():
             model.close()
+        self._log.close()
         if self._exporter is not None:
             self._exporter.close()
 
@@ -202,9 +217,10 @@ class OrchestratorServer:
             wanted = decode_generation(read_inputs(request), read_parameters(request), request.request_id())
             self._answer(replace(wanted, waited_s=time.perf_counter() - arrived), answer)
         except BaseException as error:
-            self._fail(answer, error)
+            self._fail(request, answer, error)
 
-    def _fail(self, answer: Answer, error: BaseException) -> None:
+    def _fail(self, request: Any, answer: Answer, error: BaseException) -> None:
+        self._log.failed(request.request_id(), error)
         self._recorder.request_failed(error.code if isinstance(error, SpecDecodeError) else SpecDecodeError.code)
         answer.fail(error)
 
@@ -216,6 +232,7 @@ class OrchestratorServer:
             ended += chunk.final
             if chunk.statistics is not None:
                 self._recorder.answer_ended(chunk.statistics)
+                self._log.ended(wanted.request_id, chunk.sequence_index, wanted.waited_s, chunk.statistics)
             if wanted.stream:
                 answer.send(encode_chunk(chunk), final=ended == wanted.num_return_sequences)
             elif not chunk.final:

@@ -150,7 +150,7 @@ class TritonServer:
             (self._engines_dir / SWITCH_NAME).unlink(missing_ok=True)
             clean_stale()
             check_space(self._options.shm_bytes * len(self._models))
-            self.ports = choose_ports(self._options.ports)
+            self.ports = choose_ports(self.ports)  # the same ones when it is started again
             self._process = self._spawn(install)
         except BaseException:
             self._lock.release()
@@ -223,14 +223,14 @@ class TritonServer:
             raise ServerError(f"a test request failed: {answer['error']}")
         return time.monotonic() - started
 
-    def stop(self) -> None:
-        """Stop the server, by force if need be, and remove its shared memory and its lock. May be called twice."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """Stop the server, by force if need be or `at_once`, and remove its shared memory and its lock; idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
         atexit.unregister(self.stop)
         try:
-            if process.poll() is None:
+            if process.poll() is None and not at_once:
                 process.send_signal(signal.SIGINT)
                 process.wait(self._options.exit_timeout_s + _STOP_MARGIN_S)
         except subprocess.TimeoutExpired:

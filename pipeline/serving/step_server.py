@@ -73,6 +73,8 @@ class StepServer:
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Enqueue requests; returns None, which tells the backend that responses come by their senders."""
+        if self._exporter is not None:
+            self._exporter.start()
         for request in requests:
             sender = request.get_response_sender()
             with self._all_answered:

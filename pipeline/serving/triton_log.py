@@ -14,6 +14,7 @@ _STATUS = re.compile(r"^(Failed to initialize Python stub|Internal|Invalid argum
 _HARMLESS = ("CudaDriverHelper has not been initialized", "unable to create stream", "pinned system memory")
 # After the first, Triton 24.10 hangs for ever; after the second it ends, but only when every model has loaded.
 _FATAL = ("error while loading shared libraries", "failed to load '")
+_ASKED = re.compile(r"Signal \((2|15)\) received")  # a crash writes the same with its own number
 _MAX_CHARS = 1500
 
 
@@ -39,6 +40,10 @@ class TritonLog:
             if any(text in message for text in _FATAL):
                 return _reason(message)
         return None
+
+    def asked_to_stop(self) -> bool:
+        """Whether SIGINT or SIGTERM ended the server: its exit status is an error where requests were running."""
+        return any(_ASKED.match(message) for _, message in self._entries())
 
     def failure(self) -> str:
         """Why models failed to load, one line each; else the errors; else the end of the log."""

@@ -145,10 +145,10 @@ def test_a_target_that_answers_too_much() -> None:
 
 
 def test_rests_grow_and_end(clock: SimpleNamespace) -> None:
-    """5, 10, 20, 40, 60, 60 seconds while it fails; one good call and the next rest is short again."""
+    """2, 4, 8, 16, 32, 60 seconds while it fails; one good call and the next rest is short again."""
     health = DraftHealth()
     assert health.usable
-    for pause in (5.0, 10.0, 20.0, 40.0, LONGEST_PAUSE_S, LONGEST_PAUSE_S):
+    for pause in (2.0, 4.0, 8.0, 16.0, 32.0, LONGEST_PAUSE_S):
         health.failed()
         clock.now += pause - 0.001
         assert not health.usable

@@ -55,7 +55,7 @@ class Logger:
     def log_error(self, line: str) -> None:
         self.lines.append(line)
 
-    log_warn = log_error
+    log_warn = log_info = log_error
 
 
 class Sender:

@@ -33,6 +33,33 @@ def connect(execute: Any, **changes: Any) -> BlsStepModel:
     return BlsStepModel("target", Utils(execute), **{"max_calls": 4, "deadline_s": 5.0, **changes})
 
 
+def test_calls_of_a_process_that_died() -> None:
+    """They end at once, later ones go on; the threads they keep are counted until they come back."""
+    back, begun = threading.Event(), threading.Semaphore(0)
+
+    def execute(fields: dict[str, Any]) -> InferenceResponse:
+        begun.release()
+        if fields["request_id"] == "old":
+            assert back.wait(10)
+        return answer(8)
+
+    model = connect(execute, deadline_s=60.0)
+    old = model.submit(StepRequest("old", (7,), 1))
+    assert begun.acquire(timeout=5)
+    model.fail_running("its process died", begun_before=0.0)
+    assert not old.done() and model.abandoned == 0
+    model.fail_running("its process died", begun_before=time.monotonic())
+    with pytest.raises(StepError, match="model target: its process died during the call"):
+        old.result(0)
+    assert model.abandoned == 1
+    assert model.submit(StepRequest("new", (7,), 1)).result(5).output_ids == (8,)
+    back.set()
+    deadline = time.monotonic() + 5
+    while model.abandoned and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert model.abandoned == 0
+
+
 def test_call() -> None:
     seen: list[dict[str, Any]] = []
     model = connect(lambda fields: seen.append(fields) or answer(8, 9))

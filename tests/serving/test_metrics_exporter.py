@@ -87,6 +87,7 @@ def test_everything_arrives_by_the_end_from_one_thread(period_s: float) -> None:
     exporter = MetricsExporter(
         make_utils(fake), metrics.ORCHESTRATOR_METRICS, tally, lambda: [(metrics.RUNNING, (), 7)], period_s
     )
+    exporter.start()
     for _ in range(300):
         tally.add([(metrics.ROUNDS, ("model",), 1), (metrics.DRAFTS, (), 2)], [(metrics.DRAFT_LENGTH, 2)])
     exporter.close()
@@ -109,6 +110,7 @@ def test_what_does_not_change_costs_nothing() -> None:
         return [(metrics.RUNNING, (), 3)]
 
     exporter = MetricsExporter(make_utils(fake), metrics.ORCHESTRATOR_METRICS, tally, gauges, 0.001)
+    exporter.start()
     for _ in range(3):
         assert asked.acquire(timeout=5)
     operations = fake.operations
@@ -122,6 +124,7 @@ def test_a_server_without_metrics_serves_on() -> None:
     for fail_after in (0, 100):
         utils = make_utils(FakeMetrics(fail_after))
         exporter = MetricsExporter(utils, metrics.ORCHESTRATOR_METRICS, Tally(), lambda: [(metrics.RUNNING, (), 1)], 9)
+        exporter.start()
         exporter.close()
         assert utils.Logger.lines == ["no more metrics from this process: RuntimeError: metrics are switched off"]
 

@@ -20,6 +20,7 @@ from pipeline.metrics.catalogue import METRICS, Metric
 from pipeline.metrics.tally import Tally, bounds
 from pipeline.orchestrator.recorder import TallyRecorder
 from pipeline.orchestrator.statistics import RoundRecord
+from pipeline.serving.request_log import ALL, LOG_VARIABLE
 from pipeline.serving.server import TritonServer
 
 from .conftest import stop_and_check
@@ -36,7 +37,9 @@ REQUESTS = 24
 @pytest.fixture(scope="module")
 def loop_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     server = scripted_server(tmp_path_factory.mktemp("metrics"), SPEC, LOOP)
-    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LOG_VARIABLE, ALL)
+        server.start()
     try:
         server.wait_ready(60)
         server.wait_inference(prompt="a", max_tokens=3, num_draft_tokens=1)
@@ -201,3 +204,24 @@ def test_refusals_failures_and_cancellations(loop_server: TritonServer) -> None:
     assert grown(before, after, metrics.REFUSALS) == {("INVALID_ARGUMENT",): 1}
     assert grown(before, after, metrics.FAILURES) == {}
     assert after[metrics.RUNNING.name, frozenset()] == 0 == after[metrics.WAITING.name, frozenset()]
+
+
+def test_requests_are_logged_with_their_ids(loop_server: TritonServer) -> None:
+    """A JSON line each, as the string that Triton's log makes of it."""
+    stream = GrpcStream(loop_server.grpc_address)
+    stream.send({"text_input": "secret a", "max_tokens": 9}, "mine-1")
+    stats = json.loads(stream.answers(1)["mine-1"].outputs[-1]["spec_decode_stats"][0])
+    stream.send({"text_input": "secret a", "max_tokens": 0}, "mine-2")
+    assert stream.answers(1)[""].error is not None
+    stream.close()
+    deadline, entries = time.monotonic() + 10, {}
+    while len(entries) < 2 and time.monotonic() < deadline:
+        for line in loop_server.log.text().splitlines():
+            if "mine-" in line:
+                entry = json.loads(json.loads(line[line.index("] ") + 2 :]))
+                entries[entry["id"]] = entry
+    assert entries["mine-1"]["event"] == "answer"
+    for name in ("finish_reason", "committed_tokens", "rounds", "num_accepted_draft_tokens"):
+        assert entries["mine-1"][name] == stats[name]
+    assert entries["mine-2"] == {"event": "error", "id": "mine-2", "code": "INVALID_ARGUMENT", "message": ""}
+    assert "secret" not in loop_server.log.text()
