@@ -43,4 +43,4 @@ class ProcessWatch:
                     # Until Triton notices, calls to a dead process begin, and hang as well: all that are under way are
                     # lost, but for those that a new process may have got.
                     stub.find()
-                    self._models[name].fail_running("its process died", begun_before=stub.started)
+                    self._models[name].fail_running("its process died", begun_before=stub.serves_since)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
 STUB_NAME = "triton_python_backend_stub"
+_IMPORT_S = 0.1  # between the start of a stub and its first call at least: it starts a Python and imports a model
 
 
 class StubProcess:
@@ -50,11 +53,16 @@ class StubProcess:
         return self._process is not None and not _lives(self._process)
 
     @property
-    def started(self) -> float:
-        """When it was started, as `time.monotonic` counts; infinity where there is none."""
+    def serves_since(self) -> float:
+        """Before this moment of `time.monotonic` it cannot have taken a call; infinity where there is none.
+
+        From the kernel's ticks since boot (proc(5), stat, field 22): psutil's creation time may be a second off.
+        """
         if self._process is not None:
-            with suppress(psutil.Error):
-                return time.monotonic() - (time.time() - float(self._process.create_time()))
+            with suppress(OSError):
+                fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+                age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+                return time.monotonic() - age + _IMPORT_S
         return math.inf
 
     @property

@@ -7,11 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pipeline.errors import ServerError
 from pipeline.serving.contract import SPEC_DECODE_MODEL
-from pipeline.serving.health import HealthLimits, ModelHealth
+from pipeline.serving.health import HealthLimits, ModelHealth, probe
 from pipeline.serving.model_control import ModelControl
 from pipeline.serving.server import TritonServer
 
@@ -114,7 +115,8 @@ class Supervisor:
         try:
             self._control.reload(self._server.http_address, model, self._limits.reload_s)
             # With too many calls that never returned the orchestrator refuses: only a restart gives it new threads.
-            self._server.wait_inference(self._limits.health.busy_s)
+            with suppress(TimeoutError):  # busy: the health checks go on
+                probe(self._server.http_address, SPEC_DECODE_MODEL, self._limits.health.timeout_s)
         except ServerError as error:
             self._restart(str(error))
             return

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pipeline.errors import ServerError
@@ -114,8 +116,8 @@ class Supervised:
     def end(self) -> None:
         self.supervisor.stop()
         self.thread.join(30)
-        assert not self.thread.is_alive()
         stop_and_check(self.server)
+        assert not self.thread.is_alive()
         for pid in self.pids:
             assert group_members(pid) == [] and regions(pid) == []
 
@@ -130,6 +132,21 @@ def supervised(tmp_path: Path) -> Iterator[Supervised]:
 
 def whole(answers: dict[str, Answer]) -> dict[str, str]:
     return {name: "".join(answer.texts) for name, answer in answers.items()}
+
+
+def test_a_process_is_told_from_the_one_before() -> None:
+    """When a process can have taken its first call, by the kernel's clock."""
+    before = time.monotonic()
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        stub = StubProcess(os.getpid(), "sleep")
+        assert not stub.find() and stub.serves_since == float("inf")
+        stub._process = psutil.Process(child.pid)
+        assert before + 0.05 < stub.serves_since < time.monotonic() + 0.15
+    finally:
+        child.kill()
+        child.wait()
+    assert stub.died and stub.cpu_s == 0.0
 
 
 def test_draft_killed_under_running_requests(supervised: Supervised) -> None:
