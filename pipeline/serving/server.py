@@ -164,9 +164,7 @@ class TritonServer:
         A server that cannot become ready is stopped.
 
         Raises:
-            ServerError: with the reason out of Triton's log: a model failed to load, the server died, or
-                time ran
-                out.
+            ServerError: with the reason out of Triton's log: a model failed to load, the server died, or time ran out.
         """
         deadline = self._started + timeout_s
         # Not on a GPU: engines that are read from a slow disk look like a start that hangs.
@@ -264,9 +262,7 @@ class TritonServer:
             *options.arguments,
         ]
         env = install.server.environment(dict(os.environ))
-        env.update(_STUB_ENV)
-        env.update(options.launch.env)
-        env.update(options.env)
+        env.update({**_STUB_ENV, **options.launch.env, **options.env})
         # model.py puts this on its path: the stubs import `pipeline` from this checkout, installed or not.
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
         # The shell becomes what is started under its own pid, which thereby names the shared-memory regions.
@@ -289,8 +285,9 @@ class TritonServer:
     def _http_ready(self) -> bool:
         if not self.running:
             return False
+        url = f"http://{self.http_address}/v2/health/ready"
         try:
-            with urllib.request.urlopen(f"http://{self.http_address}/v2/health/ready", timeout=1) as response:
+            with urllib.request.urlopen(url, timeout=1) as response:
                 return bool(response.status == 200)
         except (OSError, http.client.HTTPException):
             return False

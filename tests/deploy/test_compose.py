@@ -53,6 +53,12 @@ def test_the_files_it_names_exist() -> None:
             assert source in COMPOSE["volumes"] or (DEPLOY / source).exists(), source
 
 
+def test_prometheus_finds_its_rules() -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    mounted = [volume.split(":")[1] for volume in COMPOSE["services"]["prometheus"]["volumes"]]
+    assert config["rule_files"] and set(config["rule_files"]) <= set(mounted)
+
+
 def test_ports_are_those_of_the_profile() -> None:
     """The profile that is served by default, the scrape target, the health check and the data source."""
     command = COMPOSE["services"]["triton"]["command"]
