@@ -72,11 +72,12 @@ FULL = GenerationRequest(
 def test_every_field_goes_there_and_back() -> None:
     """What the client encodes is what the server decodes, for all fields together and each alone."""
     defaults = GenerationRequest("hi", request_id="id")
-    for spec in fields(GenerationRequest):
+    sent = [spec for spec in fields(GenerationRequest) if spec.name != "waited_s"]  # the server's own measurement
+    for spec in sent:
         assert getattr(FULL, spec.name) != spec.default, "a field that the test leaves out"
     alone = [
         replace(defaults, **{spec.name: getattr(FULL, spec.name)})
-        for spec in fields(GenerationRequest)
+        for spec in sent
         if spec.name != "stream_tokens"  # needs stream
     ]
     for request in (defaults, FULL, *alone):
