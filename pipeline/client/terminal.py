@@ -13,6 +13,7 @@ from rich.text import Text
 
 ACCEPTED_STYLE = "green"
 TARGET_STYLE = "yellow"
+LONG = 30  # characters of a first column that leave room for numbers on 80
 
 
 def legend(console: Console) -> None:
@@ -61,10 +62,12 @@ def save_picture(console: Console, path: Path, title: str) -> None:
 
 
 def print_table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table; the first column is text, the others are numbers."""
+    """A table; the first column is text, the others are numbers. Long texts are wrapped, so that numbers are not."""
+    lines = [tuple(row) for row in rows]
+    long = max((len(line[0]) for line in lines), default=0) > LONG
     table = Table(title=title, title_justify="left", title_style="bold", padding=(0, 0, 0, 1))
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=i == 0)
-    for row in rows:
-        table.add_row(*row)
+        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=(i == 0) != long)
+    for line in lines:
+        table.add_row(*line)
     console.print(table)
