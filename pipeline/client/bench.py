@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import statistics
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pipeline.client.bench_local import WARM_UP, plain_over_transformers, served_over_local
 from pipeline.client.bench_served import FIXED_K, ServedBench, ServedResult
 from pipeline.client.prompts import BUILT_IN, REPETITIVE, Prompt, load_prompts
+from pipeline.client.ratios import geomean
 from pipeline.client.serve import running_server
 from pipeline.client.terminal import print_table
 from pipeline.client.triton_client import SpecDecodeClient
@@ -94,10 +94,6 @@ def _model_folder(spec: DeploymentSpec) -> Path:
     return folder
 
 
-def _geomean(values: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(math.log(value) for value in values))
-
-
 def _group(results: Sequence[ServedResult]) -> dict[str, Any]:
     drafted = sum(r.statistics["num_draft_tokens"] for r in results)
     accepted = sum(r.statistics["num_accepted_draft_tokens"] for r in results)
@@ -108,7 +104,7 @@ def _group(results: Sequence[ServedResult]) -> dict[str, Any]:
         "prompts": len(results),
         "plain_tokens_per_s": sum(r.plain_tokens for r in results) / sum(r.plain_s for r in results),
         "speculative_tokens_per_s": tokens / sum(r.speculative_s for r in results),
-        "speedup_geomean": _geomean(speedups),
+        "speedup_geomean": geomean(speedups),
         "speedup_lowest": speedups[0],
         "speedup_highest": speedups[-1],
         "draft_acceptance_rate": accepted / drafted if drafted else 0.0,

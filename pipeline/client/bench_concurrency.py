@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pipeline.client.prompts import BUILT_IN, Prompt, load_prompts
+from pipeline.client.ratios import bootstrap_interval
 from pipeline.client.serve import running_server
 from pipeline.client.terminal import print_table
 from pipeline.client.triton_client import SpecDecodeClient
@@ -34,7 +35,6 @@ from pipeline.text.tokenizer import Tokenizer
 
 PAIRS = 30
 TEMPERATURES = (0.0, 0.8)
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class LoadPoint:
     def of(cls, concurrency: int, temperature: float, pairs: Sequence[Pair], plain_alone: float | None) -> LoadPoint:
         """Args: plain_alone: plain tokens per second at concurrency 1; None where this is it."""
         speedups = [pair.speedup for pair in pairs]
-        low, high = bootstrap_interval(speedups)
+        low, high = bootstrap_interval(speedups, statistics.median)
         plain = statistics.median(pair.plain.tokens_per_s for pair in pairs)
         drafted = sum(pair.speculative.drafted for pair in pairs)
         return cls(
@@ -120,13 +120,6 @@ class LoadPoint:
             plain / (plain_alone or plain),
             sum(pair.speculative.accepted for pair in pairs) / drafted if drafted else 0.0,
         )
-
-
-def bootstrap_interval(values: Sequence[float], resamples: int = RESAMPLES) -> tuple[float, float]:
-    """95 % interval of the median (Efron, "Bootstrap methods", 1979: percentiles of resampled medians)."""
-    generator = random.Random(0)
-    medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(resamples))
-    return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
 
 
 def run_concurrency_bench(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import random
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -19,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pipeline.client.draft_candidates import own_candidates, parse_candidate, prepare
 from pipeline.client.local import LocalModels, local_models
 from pipeline.client.prompts import BUILT_IN, Prompt, load_prompts
+from pipeline.client.ratios import bootstrap_interval, geomean
 from pipeline.client.terminal import print_table
 from pipeline.engine.step import StepRequest
 from pipeline.engine.waiting import call
@@ -26,8 +24,6 @@ from pipeline.orchestrator.loop import Orchestrator
 from pipeline.orchestrator.request import GenerationRequest
 from pipeline.sampling.params import SamplingParams
 from pipeline.spec import ControllerSpec, DeploymentSpec
-
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -94,29 +90,18 @@ class Verdict:
         return self.lower > 1.0
 
 
-def geomean(values: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(math.log(value) for value in values))
-
-
-def judge(contenders: Sequence[Contender], seed: int = 0) -> Verdict:
+def judge(contenders: Sequence[Contender]) -> Verdict:
     """Compare contenders that answered the same prompts in the same order."""
     best = max(contenders, key=Contender.ratio)
-    logs = {one.name: [math.log(sample.ratio) for sample in one.samples] for one in contenders}
-    lower, upper = _interval(logs[best.name], seed)
+    ratios = {one.name: [sample.ratio for sample in one.samples] for one in contenders}
+    lower, upper = bootstrap_interval(ratios[best.name], geomean)
     equals = [
         name
-        for name, values in logs.items()
+        for name, values in ratios.items()
         if name != best.name
-        and _interval([a - b for a, b in zip(logs[best.name], values, strict=True)], seed)[0] <= 1.0
+        and bootstrap_interval([a / b for a, b in zip(ratios[best.name], values, strict=True)], geomean)[0] <= 1.0
     ]
     return Verdict(best, lower, upper, tuple(equals))
-
-
-def _interval(logs: Sequence[float], seed: int) -> tuple[float, float]:
-    """95 % of the geometric means of prompts drawn with replacement."""
-    rng = random.Random(seed)
-    means = sorted(statistics.fmean(rng.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
-    return math.exp(means[int(0.025 * RESAMPLES)]), math.exp(means[int(0.975 * RESAMPLES)])
 
 
 def run_choose_draft(

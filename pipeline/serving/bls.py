@@ -95,7 +95,9 @@ class BlsStepModel(StepModel):
             if began >= begun_before:
                 continue
             self._lost.add(future)
-            with suppress(InvalidStateError):  # answered meanwhile
+            if future not in self._inside:  # answered meanwhile, and nobody would take it off again
+                self._lost.discard(future)
+            with suppress(InvalidStateError):
                 future.set_exception(StepError(f"model {self._name}: {reason} during the call"))
 
     def close(self) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import statistics
 from itertools import islice
 
 import pytest
 
-from pipeline.client.bench_concurrency import BatchRun, LoadPoint, Pair, bootstrap_interval, unique_prompts
+from pipeline.client.bench_concurrency import BatchRun, LoadPoint, Pair, unique_prompts
 from pipeline.client.cli_measure import parse_counts
 from pipeline.client.prompts import load_prompts
+from pipeline.client.ratios import bootstrap_interval, geomean
 from pipeline.errors import InvalidRequestError
 
 
@@ -31,9 +33,13 @@ def test_the_interval_covers_the_true_median_as_often_as_it_says() -> None:
     generator = random.Random(3)
     missed = 0
     for _ in range(200):
-        low, high = bootstrap_interval([generator.gauss(1.0, 0.1) for _ in range(31)], 400)
+        low, high = bootstrap_interval([generator.gauss(1.0, 0.1) for _ in range(31)], statistics.median, 400)
         missed += not low <= 1.0 <= high
     assert missed < 30
+
+
+def test_twice_and_half_as_fast_is_as_fast() -> None:
+    assert geomean([2.0, 0.5]) == pytest.approx(1.0) and geomean([4.0]) == pytest.approx(4.0)
 
 
 def test_no_prompt_comes_twice() -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pipeline.client import choose_draft
-from pipeline.client.choose_draft import Contender, Sample, geomean, judge, parse_controller
+from pipeline.client.choose_draft import Contender, Sample, judge, parse_controller
 from pipeline.client.draft_candidates import engines_name, own_candidates, parse_candidate
+from pipeline.client.ratios import geomean
 from pipeline.errors import InvalidRequestError, SpecDecodeError, SpecError
 from pipeline.spec import DEFAULT_SPEC, ControllerSpec, DeploymentSpec, DraftSpec
 

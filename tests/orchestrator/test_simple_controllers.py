@@ -7,7 +7,7 @@ import pytest
 from pipeline.drafting.base import Offer
 from pipeline.engine.manifest import CostTable
 from pipeline.orchestrator.controllers import make_controllers
-from pipeline.orchestrator.controllers.base import Burst, Observation, RoundTimes
+from pipeline.orchestrator.controllers.base import Burst, Decision, Observation, RoundTimes
 from pipeline.orchestrator.controllers.fixed import FixedController, FixedFactory
 from pipeline.orchestrator.controllers.governor import GovernedFactory
 from pipeline.orchestrator.controllers.heuristic import HeuristicController, HeuristicFactory
@@ -26,10 +26,10 @@ def observe(drafted: int, accepted: int) -> Observation:
 def test_bursts_double_up_to_a_bound(largest: int, sizes: list[int]) -> None:
     """1, 2, 4, 8: a stream starts without a gap; never more than remains; after a reset from 1 again."""
     burst = Burst(largest)
-    assert [burst.take(100) for _ in sizes] == sizes
-    assert burst.take(1) == 1
+    assert [burst.plain(100, "why").burst for _ in sizes] == sizes
+    assert burst.plain(1, "why") == Decision(None, 0, 1, "why", goes_on=True)
     burst.reset()
-    assert burst.take(100) == 1
+    assert burst.plain(100, "why").burst == 1
 
 
 def test_fixed() -> None:

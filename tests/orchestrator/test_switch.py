@@ -57,10 +57,11 @@ def test_what_requests_get(setting: int | str, own: int | None, ks: set[int], re
 
 
 def test_off_decodes_in_bursts() -> None:
-    """Off is a true bypass: several tokens per call of the target."""
+    """Off is a true bypass: several tokens per call of the target, which may compute ahead to the last but one."""
     rig = switched(OFF)
     run(rig, ask(max_tokens=20))
     assert [call.max_new_tokens for call in rig.target.calls] == [1, 1, 2, 4, 8, 4]
+    assert [call.continues for call in rig.target.calls] == [False, True, True, True, True, False]
 
 
 def test_a_running_request_follows(tmp_path: Path) -> None:

@@ -60,6 +60,33 @@ def test_calls_of_a_process_that_died() -> None:
     assert model.abandoned == 0
 
 
+def test_an_answer_that_overtakes_the_news_of_a_death_leaves_nothing_behind() -> None:
+    """The call ends between the look at what runs and its being written off."""
+    back, begun = threading.Event(), threading.Event()
+
+    def execute(fields: dict[str, Any]) -> InferenceResponse:
+        begun.set()
+        assert back.wait(10)
+        return answer(8)
+
+    model = connect(execute)
+    future = model.submit(StepRequest("call", (7,), 1))
+    assert begun.wait(5)
+
+    class Late(dict[Any, float]):
+        """Lets the call end after it was listed."""
+
+        def items(self) -> Any:
+            listed = list(super().items())
+            back.set()
+            assert future.result(5).output_ids == (8,)
+            return listed
+
+    model._inside = Late(model._inside)  # the running call's own entry is in here
+    model.fail_running("its process died", begun_before=time.monotonic())
+    assert not model._lost and model.abandoned == 0
+
+
 def test_call() -> None:
     seen: list[dict[str, Any]] = []
     model = connect(lambda fields: seen.append(fields) or answer(8, 9))

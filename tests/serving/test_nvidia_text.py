@@ -124,13 +124,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         stop_and_check(server)
 
 
-@pytest.fixture
-def stream(served: TritonServer) -> Iterator[GrpcStream]:
-    stream = GrpcStream(served.grpc_address)
-    yield stream
-    stream.close()
-
-
 BODY: dict[str, Any] = {
     "text_input": TEXT,
     "max_tokens": 4,

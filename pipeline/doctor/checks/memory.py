@@ -15,7 +15,7 @@ from pipeline.planning.machine_plan import plan_machine
 from pipeline.planning.plan import GpuPlan, Question, plan_on
 
 WHY = "the server would stop while it loads, or admit no request"
-TODO = "`specdec plan` shows what takes the room: fewer bytes a weight, more GPUs, a shorter max_seq_len"
+ACTION = "`specdec plan` shows what takes the room: fewer bytes a weight, more GPUs, a shorter max_seq_len"
 
 
 class Memory(Check):
@@ -66,7 +66,7 @@ class Memory(Check):
     def _on(self, plan: GpuPlan, max_requests: int) -> Finding:
         gpus = f"{plan.gpus} x {plan.gpu.name}"
         if plan.obstacle is not None:
-            return self.error(f"{gpus}: {plan.obstacle}", WHY, TODO)
+            return self.error(f"{gpus}: {plan.obstacle}", WHY, ACTION)
         held = f"{gpus}: {plan.sequences} sequences of {plan.context:,} tokens at once"
         if plan.sequences >= max_requests:
             return self.ok(held)
@@ -80,7 +80,7 @@ class Memory(Check):
     def _anywhere(self, layout: Layout, question: Question) -> Finding:
         fitting = [plan for gpu in GPUS if (plan := plan_on(layout, gpu, question)).fits]
         if not fitting:
-            return self.error(f"{layout.gpus} of no GPU that is known hold this", WHY, TODO)
+            return self.error(f"{layout.gpus} of no GPU that is known hold this", WHY, ACTION)
         names = ", ".join(plan.gpu.name for plan in fitting)
         return self.not_checked(
             f"no GPU here; by the plan {layout.gpus} of {names} hold it",

@@ -93,10 +93,11 @@ class Burst:
         self._largest = largest
         self._next = 1
 
-    def take(self, remaining: int) -> int:
+    def plain(self, remaining: int, reason: str) -> Decision:
+        """Decode the next burst plainly; more of them will follow."""
         size = min(self._next, remaining)
         self._next = min(self._next * 2, self._largest)
-        return size
+        return Decision.plain(size, reason, goes_on=True)
 
     def reset(self) -> None:
         self._next = 1

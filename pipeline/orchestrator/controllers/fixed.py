@@ -24,7 +24,7 @@ class FixedController(KController):
 
     def choose(self, offers: Sequence[Offer], remaining: int, load: int) -> Decision:
         if self._k == 0:
-            return Decision.plain(self._burst.take(remaining), self._reason, goes_on=True)
+            return self._burst.plain(remaining, self._reason)
         if not offers:
             # One token only: the next round may have an offer again.
             return Decision.plain(1, "no_offer")

@@ -108,7 +108,7 @@ class GoodputController(KController):
         return Decision(offer, k, 0, reason)
 
     def _plain(self, remaining: int, reason: str) -> Decision:
-        return Decision.plain(self._burst.take(remaining), reason, goes_on=True)
+        return self._burst.plain(remaining, reason)
 
 
 class GoodputFactory(ControllerFactory):

@@ -190,7 +190,7 @@ class GovernedController(KController):
         # A first round under another cap shares its passes with rounds of the old one.
         self._settled, self._phase = phase == self._phase, phase
         if cap == 0 and offers:
-            return Decision.plain(self._burst.take(remaining), "governor", goes_on=True)
+            return self._burst.plain(remaining, "governor")
         self._burst.reset()
         capped = {replace(offer, max_k=min(offer.max_k, cap)): offer for offer in offers}
         decision = self._inner.choose(list(capped), remaining, load)

@@ -48,7 +48,7 @@ class PidController(KController):
     def choose(self, offers: Sequence[Offer], remaining: int, load: int) -> Decision:
         if not offers:
             # One token only while speculation pays: the next round may have an offer again.
-            return Decision.plain(1 if self.k else self._burst.take(remaining), "no_offer")
+            return Decision.plain(1, "no_offer") if self.k else self._burst.plain(remaining, "no_offer")
         offer = offers[0]
         if self.k:
             self._burst.reset()
@@ -57,7 +57,7 @@ class PidController(KController):
             self._probing = True
             self._burst.reset()
             return Decision(offer, 1, 0, "probe")
-        return Decision.plain(self._burst.take(remaining), "below_set_point", goes_on=True)
+        return self._burst.plain(remaining, "below_set_point")
 
     def observe(self, observation: Observation) -> None:
         if not observation.drafted:

@@ -33,7 +33,7 @@ class SwitchedController(KController):
         if k is None or (self._own is not None and self._own <= k):
             return self._inner.choose(offers, remaining, load)
         if k == 0:
-            return Decision.plain(self._burst.take(remaining), SWITCHED_OFF)
+            return self._burst.plain(remaining, SWITCHED_OFF)
         self._burst.reset()
         if not offers:
             return Decision.plain(1, "no_offer")
