@@ -31,8 +31,8 @@ class TargetSpec(StepModelSpec):
 class NgramSpec(Strict):
     """Lookup of the last tokens in the text so far."""
 
-    min_match: int = Field(3, ge=1, le=16, description="shortest match that is trusted, in tokens")
-    max_match: int = Field(6, ge=1, le=32, description="longest match that is looked for, in tokens")
+    min_match: int = Field(1, ge=1, le=16, description="shortest match that is offered, in tokens")
+    max_match: int = Field(16, ge=1, le=32, description="longest match that is looked for, in tokens")
 
     @model_validator(mode="after")
     def _ordered(self) -> NgramSpec:

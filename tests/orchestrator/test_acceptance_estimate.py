@@ -8,6 +8,7 @@ import random
 import pytest
 
 from pipeline.orchestrator.controllers.acceptance import (
+    LOOKUP_PRIOR,
     PRIOR,
     PRIOR_WEIGHT,
     REQUEST_MEMORY,
@@ -22,11 +23,23 @@ def rates(table: AcceptanceTable, positions: int, prior: float = 0.5) -> list[fl
 
 
 def test_the_prior_before_anything_is_seen() -> None:
-    """Geometric with the source's own prior: a look-up is trusted more than a model."""
+    """Geometric with the source's own prior; a look-up's grows with the tokens that agree, up to a longest match."""
     fresh = RequestAcceptance(SharedAcceptance())
-    for key, source in (("ngram-5", "ngram"), ("model", "model")):
-        a = PRIOR[source]
-        assert fresh.committed(key, 3) == pytest.approx([1, 1 + a, 1 + a + a**2, 1 + a + a**2 + a**3])
+    a = PRIOR["model"]
+    assert fresh.committed("model", 3) == pytest.approx([1, 1 + a, 1 + a + a**2, 1 + a + a**2 + a**3])
+    for match in (1, 5, 16, 40):
+        first, second = (LOOKUP_PRIOR[min(match + position, 16)] for position in (0, 1))
+        assert fresh.committed(f"ngram-{match}", 2) == pytest.approx([1, 1 + first, 1 + first + first * second])
+
+
+def test_a_draft_that_is_kept_makes_the_match_longer() -> None:
+    """What is seen of the second draft behind a match of 3 is what is known of the first behind one of 4."""
+    table = AcceptanceTable(1.0)
+    for _ in range(100):
+        table.add("ngram-3", 2, 1)
+    assert table.rate("ngram-3", 0, 0.5) > 0.9 > 0.1 > table.rate("ngram-4", 0, 0.5)
+    assert table.rate("ngram-3", 1, 0.5) == table.rate("ngram-4", 0, 0.5)
+    assert table.rate("ngram-5", 0, 0.5) == 0.5 == table.rate("ngram-2", 0, 0.5)
 
 
 @pytest.mark.parametrize(("drafted", "accepted"), [(4, 0), (4, 2), (4, 4), (1, 1), (1, 0)])

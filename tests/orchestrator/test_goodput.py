@@ -19,7 +19,6 @@ from pipeline.orchestrator.controllers.goodput import (
     FIRST_PROBE,
     LAST_PROBE,
     MARGIN,
-    PATIENCE,
     GoodputController,
     GoodputFactory,
 )
@@ -97,7 +96,7 @@ def test_the_cheapest_k_of_all_offers(
         assert decision.offer is not None and decision.reason == "pays"
         assert prices[decision.offer, decision.k] == pytest.approx(best)
     else:
-        assert (decision.offer, decision.burst, decision.reason) == (None, 1, "plain_faster")
+        assert (decision.offer, decision.burst, decision.reason) == (None, 2, "plain_faster")
 
 
 def controller_with(acceptance: float) -> tuple[GoodputController, KnownAcceptance]:
@@ -113,14 +112,14 @@ def observe(controller: GoodputController, decision: Decision, accepted: int) ->
 
 
 def test_plain_decoding_grows_its_bursts() -> None:
-    """While it does not pay: 1, 2, 4, 8 tokens per call, and from 1 again after a probe."""
+    """While it does not pay: 2, 4, 8 tokens per call, and from 2 again after a probe."""
     controller, _ = controller_with(0.0)
     bursts = []
     for _ in range(15):
         decision = controller.choose([MODEL], 100, 1)
         observe(controller, decision, 0)
         bursts.append(decision.burst if decision.offer is None else -decision.k)
-    assert bursts == [1, 2, 4, *[8] * 8, -1, 1, 2, 4]
+    assert bursts == [2, 4, *[8] * 8, -1, 2, 4, 8, 8]
 
 
 @pytest.mark.parametrize(("gain", "reason"), [(0.5 * MARGIN, "plain_faster"), (1.5 * MARGIN, "pays")])
@@ -184,12 +183,12 @@ def test_the_price_of_plain_decoding_is_kept_up_to_date() -> None:
     assert reasons == [("pays", 0)] * 16 + [("plain_check", 4), ("pays", 0)]
 
 
-def test_a_paying_offer_is_waited_for() -> None:
-    """Look-up that paid may match again after any token: single tokens for a while, then bursts."""
+def test_bursts_begin_small_after_speculation() -> None:
+    """Look-up that paid may match again soon, and a burst would run past it."""
     controller, known = controller_with(0.9)
-    assert [controller.choose([], 100, 1).burst for _ in range(3)] == [1, 2, 4]
+    assert [controller.choose([], 100, 1).burst for _ in range(3)] == [2, 4, 8]
     assert controller.choose([MODEL], 100, 1).reason == "pays"
-    assert [controller.choose([], 100, 1).burst for _ in range(PATIENCE + 4)] == [1] * PATIENCE + [1, 2, 4, 8]
+    assert [controller.choose([], 100, 1).burst for _ in range(4)] == [2, 4, 8, 8]
     known.known["model"] = [0.0] * 8
     assert controller.choose([MODEL], 100, 1).reason == "plain_faster"
     assert controller.choose([], 100, 1).burst == 8
@@ -231,7 +230,8 @@ def test_never_much_slower_than_plain(acceptance: float, request_tokens: int) ->
 
 @pytest.mark.parametrize("offered", [0.1, 0.3, 0.6])
 def test_rare_offers_are_not_slept_through(offered: float) -> None:
-    """Where text repeats itself now and then, bursts in between cost little against single tokens throughout."""
+    """Where offers come now and then and a call costs hardly anything, the worst case for bursts in between, they cost
+    a bounded part of what single tokens throughout would."""
     world = World(lambda position: 0.8, draft=lambda k: 0.0, offered=offered)
 
     def single() -> GoodputFactory:
@@ -240,7 +240,7 @@ def test_rare_offers_are_not_slept_through(offered: float) -> None:
     def bursts() -> GoodputFactory:
         return GoodputFactory(CostModel(table(target_pass), None), BURST)
 
-    assert cost(world, bursts) < (1.12 if offered < 0.2 else 1.03) * cost(world, single)
+    assert cost(world, bursts) < 1.4 * cost(world, single)
 
 
 def flat(tokens: int) -> float:

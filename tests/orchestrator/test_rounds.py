@@ -118,8 +118,8 @@ def test_num_draft_tokens() -> None:
     """0 decodes plainly in bursts, n fixes K whatever the deployment's controller, None leaves it in charge."""
     rig = make_rig(SCRIPT, k=3)
     plain = run(rig, ask(num_draft_tokens=0, max_tokens=20))
-    assert [call.max_new_tokens for call in rig.target.calls] == [1, 1, 2, 4, 8, 4]
-    assert set(rig.verified) == {0} and plain.statistics.decisions == {"first_token": 1, "request": 5}
+    assert [call.max_new_tokens for call in rig.target.calls] == [1, 2, 4, 8, 5]
+    assert set(rig.verified) == {0} and plain.statistics.decisions == {"first_token": 1, "request": 4}
     assert not cast(ScriptedDrafter, rig.drafter).limits, "nobody asks the draft"
     rig = make_rig(SCRIPT, k=3)
     assert run(rig, ask(num_draft_tokens=5)).text == plain.text
@@ -252,5 +252,5 @@ def test_fixed_k_of_0_is_a_burst() -> None:
     """A deployment with K = 0 asks the draft for nothing."""
     rig = make_rig(SCRIPT, controllers=FixedFactory(0, 4))
     run(rig, ask(max_tokens=12))
-    assert [call.max_new_tokens for call in rig.target.calls] == [1, 1, 2, 4, 4]
+    assert [call.max_new_tokens for call in rig.target.calls] == [1, 2, 4, 4, 1]
     assert not cast(ScriptedDrafter, rig.drafter).proposed

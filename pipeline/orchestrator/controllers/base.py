@@ -86,12 +86,15 @@ class ControllerFactory(ABC):
         """Begin a request."""
 
 
+FIRST_BURST = 2  # one token alone costs a whole call, and a longer burst may run past the next match
+
+
 class Burst:
-    """Plain tokens per call while K stays 0: 1, 2, 4 ... up to a bound, so that a stream starts without a gap."""
+    """Plain tokens per call while K stays 0: 2, 4, 8 ... up to a bound, so that a stream has no long gap."""
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
-        self._next = 1
+        self.reset()
 
     def plain(self, remaining: int, reason: str) -> Decision:
         """Decode the next burst plainly; more of them will follow."""
@@ -100,4 +103,5 @@ class Burst:
         return Decision.plain(size, reason, goes_on=True)
 
     def reset(self) -> None:
-        self._next = 1
+        """Begin small again: speculation may pay soon."""
+        self._next = min(FIRST_BURST, self._largest)

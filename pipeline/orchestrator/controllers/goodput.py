@@ -15,7 +15,6 @@ MARGIN = 0.02  # speculation must promise at least this much to leave plain deco
 # whole prompt, one or two plain tokens' time: after 64 of them a probe costs at most three percent.
 FIRST_PROBE = 64
 LAST_PROBE = 256
-PATIENCE = 16  # single plain tokens without an offer, after one that paid, before bursts grow again
 CHECK_BURST = 4  # plain tokens that bring the price of plain decoding up to date
 
 
@@ -44,7 +43,6 @@ class GoodputController(KController):
         self._plain_tokens = 0
         self._probe_after = FIRST_PROBE
         self._probing = False
-        self._patience = 0
 
     def choose(self, offers: Sequence[Offer], remaining: int, load: int) -> Decision:
         best = min(
@@ -53,16 +51,12 @@ class GoodputController(KController):
             default=None,
         )
         if best is None:
-            if self._patience > 0:
-                self._patience -= 1  # a burst would run past the next match
-                return Decision.plain(1, "no_offer")
             return self._plain(remaining, "no_offer")
         plain = self._costs.verify_s(0, load) + self._costs.overhead_s(load) / self._largest_burst
         if best.seconds_per_token < plain * (1 - MARGIN):
             if self._costs.plain_out_of_date(load):
                 return Decision.plain(min(CHECK_BURST, self._largest_burst, remaining), "plain_check")
             self._last_k[best.offer.key] = best.k
-            self._patience = PATIENCE
             return self._speculate(best.offer, best.k, "pays")
         if self._plain_tokens >= self._probe_after:
             self._probing = True
