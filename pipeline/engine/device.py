@@ -92,6 +92,22 @@ def pool_bytes(config: ModelConfig, limits: Limits, dtype: torch.dtype) -> int:
     return (limits.kv_blocks + 1) * limits.tokens_per_block * per_token
 
 
+def weights_of(config: ModelConfig, dtype: torch.dtype, head_tokens: int | None = None) -> int:
+    """Bytes of the matrices of a model that need not be there yet.
+
+    Args:
+        head_tokens: outputs of the LM head, where it has fewer than the vocabulary.
+    """
+    out = config.num_heads * config.head_dim * config.hidden_size
+    layer = config.qkv_size * config.hidden_size + out + 3 * config.hidden_size * config.intermediate_size
+    tables = config.vocab_size * config.hidden_size
+    if head_tokens is not None:
+        tables += head_tokens * config.hidden_size
+    elif not config.tie_word_embeddings:
+        tables *= 2
+    return (config.num_layers * layer + tables) * dtype.itemsize
+
+
 def weight_bytes(shapes: Mapping[str, Tensor], dtype: torch.dtype) -> int:
     """Bytes of an engine's weights: matrices in `dtype`, the rest in float32."""
     return sum(math.prod(t.shape) * (dtype.itemsize if t.dim() > 1 else 4) for t in shapes.values())

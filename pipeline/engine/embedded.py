@@ -18,7 +18,6 @@ from pipeline.engine.decoder import Decoder
 from pipeline.engine.device import torch_device
 from pipeline.engine.manifest import Limits, Manifest
 from pipeline.engine.model_config import ModelConfig
-from pipeline.engine.paged.decoder import PagedDecoder
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.step import KvBlocks, StepModel, StepRequest, StepResult
 from pipeline.engine.weights import load_weights
@@ -181,6 +180,8 @@ def make_decoder(
         EngineError: the device has not enough memory.
     """
     if device is not None and device.type != "cpu":
+        from pipeline.engine.paged.decoder import PagedDecoder  # not needed on a CPU
+
         decoder = PagedDecoder(config, weights, dtype, limits, device)
         decoder.prepare()
         return decoder

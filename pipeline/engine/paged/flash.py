@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from pipeline.engine.paged.attention import PagedAttention, Pass
 
@@ -52,14 +51,18 @@ class FlashAttention(PagedAttention):
     name = "torch varlen_attn (FlashAttention, paged)"
 
     def __init__(self, max_blocks: int) -> None:
+        # Not at the top: it brings torch's compiler along, seconds that a server on a CPU need not wait for.
+        from torch.nn.attention.varlen import varlen_attn
+
         self._max_blocks = max_blocks
+        self._kernel = varlen_attn
 
     def fit_blocks(self, blocks: int) -> int:
         # The kernel reads no further than a row's own end, so that one size serves all texts.
         return self._max_blocks
 
     def run(self, query: Tensor, keys: Tensor, values: Tensor, of: Pass) -> Tensor:
-        out = varlen_attn(
+        out = self._kernel(
             query,
             keys,
             values,
