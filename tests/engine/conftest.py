@@ -27,7 +27,7 @@ def other_tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: torch finds no CUDA device here")
-ALL_KINDS = ("compiled", "paged", "paged-eager", pytest.param("paged-cuda", marks=GPU))
+ALL_KINDS = ("compiled", "paged", "paged-eager", "paged-away", pytest.param("paged-cuda", marks=GPU))
 
 
 @pytest.fixture(params=ALL_KINDS)
@@ -37,7 +37,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return found
 
 
-@pytest.fixture(params=[kind for kind in ALL_KINDS if kind != "paged-eager"])
+@pytest.fixture(params=[kind for kind in ALL_KINDS if kind not in ("paged", "paged-eager")])
 def target(request: pytest.FixtureRequest, tiny: TinyModel) -> Iterator[Watched]:
     watched = watch(make_decoder(tiny.folder, blocks=48, kind=request.param))
     yield watched

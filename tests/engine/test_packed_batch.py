@@ -52,8 +52,9 @@ def batched(decoder: Decoder, parts: list[Part], blocks: list[int]) -> list[Tens
         for start in range(0, part.start, part.chunk):
             compute(decoder, table, part.tokens[: min(start + part.chunk, part.start)], start, 0)
         rows.append(Row(tuple(part.tokens[part.start :]), part.start, table, part.length - part.start))
-    logits = decoder.forward(PackedBatch(tuple(rows)))
-    return list(logits.cpu().clone().split([row.logits for row in rows]))
+    with decoder.thread_context():
+        logits = decoder.forward(PackedBatch(tuple(rows))).cpu()
+    return list(logits.clone().split([row.logits for row in rows]))
 
 
 def alone(decoder: Decoder, part: Part) -> Tensor:

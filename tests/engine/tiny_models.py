@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from away import AWAY, away
 from torch import Tensor
 
 from pipeline.engine.batch import PackedBatch, Row
@@ -125,8 +126,8 @@ def make_decoder(
     """Load a Hugging Face folder the way engines are built and loaded.
 
     Args:
-        kind: "compiled" for the CPU engine's own; "paged", "paged-eager" and "paged-cuda" for the one of CUDA, on a CPU
-            as with graphs and without them, and on a GPU.
+        kind: "compiled" for the CPU engine's own; the others are the one of CUDA: "paged" and "paged-eager" on a CPU as
+            with graphs and without them, "paged-away" as on a device of its own, "paged-cuda" on a GPU.
     """
     config = ModelConfig.read(folder)
     engine = folder / f"engine-{dtype}-{head_ids}"
@@ -136,15 +137,25 @@ def make_decoder(
     if kind == "compiled":
         return CompiledDecoder(config, load_weights(engine), dtype, max_seq_len, blocks, BLOCK)
     limits = LIMITS.model_copy(update={"max_seq_len": max_seq_len, "kv_blocks": blocks})
+    if kind == "paged-away":
+        with away():
+            return AwayDecoder(config, load_weights(engine), dtype, limits, AWAY)
     device = torch.device("cuda" if kind == "paged-cuda" else "cpu")
     return PagedDecoder(config, load_weights(engine), dtype, limits, device, graphs=kind != "paged-eager")
+
+
+class AwayDecoder(PagedDecoder):
+    """On a device that refuses what a GPU refuses."""
+
+    def thread_context(self) -> AbstractContextManager[None]:
+        return away()
 
 
 def spoil_pool(decoder: Decoder) -> None:
     """Fill a KV pool with NaN: what a pass does not write it must not use."""
     if isinstance(decoder, PagedDecoder):
         for pool in (decoder.keys, decoder.values):
-            with torch.inference_mode():
+            with torch.inference_mode(), decoder.thread_context():
                 pool.fill_(torch.nan)
     else:
         assert isinstance(decoder, CompiledDecoder)
@@ -157,7 +168,9 @@ def compute(
 ) -> Tensor:
     """One pass of one row: tokens[start:], with logits at the last `logits` of them (all by default)."""
     new = tuple(tokens[start:])
-    return decoder.forward(PackedBatch((Row(new, start, table, len(new) if logits is None else logits),))).cpu()
+    batch = PackedBatch((Row(new, start, table, len(new) if logits is None else logits),))
+    with decoder.thread_context():
+        return decoder.forward(batch).cpu()
 
 
 def assert_close(found: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
@@ -216,7 +229,8 @@ def best_of(logits: Tensor) -> Best:
 
 
 def watch(decoder: Decoder, limits: Limits = LIMITS, takeover_loss: int = 0) -> Watched:
-    model = EmbeddedStepModel(decoder, limits, PREFERENCE, takeover_loss)
+    with decoder.thread_context():
+        model = EmbeddedStepModel(decoder, limits, PREFERENCE, takeover_loss)
     watched = Watched(model, decoder)
     watched.free.set()
     forward = decoder.forward
