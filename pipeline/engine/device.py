@@ -123,7 +123,8 @@ def require_device_memory(
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        parts = {"weights": weight_bytes(weights, dtype), "KV pool": pool_bytes(config, limits, dtype)}
+        coming = {name: tensor for name, tensor in weights.items() if tensor.device != device}
+        parts = {"weights": weight_bytes(coming, dtype), "KV pool": pool_bytes(config, limits, dtype)}
         check_memory(parts, free, total, describe(device))
 
 

@@ -61,7 +61,7 @@ class PagedDecoder(Decoder):
         self.device = device
         kind = compute_type(device, dtype)
         require_device_memory(device, config, weights, kind, limits)
-        self._limits = limits
+        self.limits = limits
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -89,7 +89,7 @@ class PagedDecoder(Decoder):
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch) -> Tensor:
-        size = self._limits.tokens_per_block
+        size = self.limits.tokens_per_block
         need = Bucket.of(batch, size)
         bucket = None if self._runner is None else self._buckets.fit(need)
         if bucket is None:
@@ -125,15 +125,15 @@ class PagedDecoder(Decoder):
         lone row's verify of every size. The others are captured when they are first used."""
         if self._runner is None:
             return
-        decoding = {fit_tokens(min(rows, MOST_TOKENS)) for rows in range(1, self._limits.max_requests + 1)}
+        decoding = {fit_tokens(min(rows, MOST_TOKENS)) for rows in range(1, self.limits.max_requests + 1)}
         for rows in sorted(decoding):
-            self._warm(min(rows, self._limits.max_requests), 1)
-        for drafts in range(1, self._limits.max_draft_len + 1):
+            self._warm(min(rows, self.limits.max_requests), 1)
+        for drafts in range(1, self.limits.max_draft_len + 1):
             self._warm(1, drafts + 1)
 
     def _warm(self, rows: int, width: int) -> None:
         """A pass of rows that have no text before them, written to the scratch block."""
-        table = PageTable(self._limits.tokens_per_block, [self._scratch] * (width // self._limits.tokens_per_block + 1))
+        table = PageTable(self.limits.tokens_per_block, [self._scratch] * (width // self.limits.tokens_per_block + 1))
         with self.thread_context():
             self.forward(PackedBatch(tuple(Row((0,) * width, 0, table, width) for _ in range(rows))))
 
