@@ -82,8 +82,8 @@ def capability_of(device: torch.device) -> tuple[int, int] | None:
 
 
 def compute_type(device: torch.device, dtype: str) -> torch.dtype:
-    """Type of matrices and KV pool: FP16 products with float32 results are CUDA's alone."""
-    return torch.float16 if dtype == "float16" and device.type == "cuda" else torch.float32
+    """Type of matrices and KV pool: torch has no FP16 products with float32 results for a CPU."""
+    return torch.float16 if dtype == "float16" and device.type != "cpu" else torch.float32
 
 
 def pool_bytes(config: ModelConfig, limits: Limits, dtype: torch.dtype) -> int:

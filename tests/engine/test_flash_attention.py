@@ -49,6 +49,7 @@ def stand_in(
     assert window_size == (-1, 0) and num_splits == 1 and enable_gqa == (query.shape[1] != key.shape[2])
     for index in (cu_seq_q, cu_seq_k, seqused_k, block_table):
         assert index.dtype == torch.int32 and index.stride(-1) == 1
+    assert max_q > 1 or len(query) == len(seqused_k)  # with one token each, rows are not looked up in cu_seq_q
     assert cu_seq_k.diff().tolist() == seqused_k.tolist()
     out = torch.full_like(query, torch.nan)
     group = query.shape[1] // key.shape[2]

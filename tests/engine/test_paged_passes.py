@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny_models import BLOCK, LIMITS, VOCAB, AwayDecoder, TinyModel, assert_close, compute, make_decoder
+from tiny_models import BLOCK, VOCAB, AwayDecoder, TinyModel, assert_close, compute, make_decoder
 
 from pipeline.engine.batch import PackedBatch, Row
 from pipeline.engine.paged import buckets
@@ -143,5 +143,5 @@ def test_preparing_covers_what_every_deployment_does(tiny: TinyModel, kind: str)
         *((1, fit_tokens(k + 1), min(fit_tokens(k + 1), 1 << k.bit_length())) for k in range(1, 7)),
     }
     with decoder.thread_context():
-        assert not decoder.keys[:, : LIMITS.kv_blocks].cpu().any()
+        assert not decoder.keys[:, : decoder.limits.kv_blocks].cpu().any()
     assert isinstance(decoder, AwayDecoder) == (kind == "paged-away")

@@ -66,7 +66,8 @@ class Buckets:
         if need.tokens > MOST_TOKENS or need.widest > self._widest or not need.wanted:
             return None
         tokens = fit_tokens(need.tokens)
-        # Rows of one token each are plain decoding and drafting: they have kernels of their own.
+        # Rows of one token each are plain decoding and drafting. They have kernels of their own: FlashAttention takes
+        # token i to be row i's then, so that there must be as many rows as tokens, padding included.
         widest = 1 if need.widest == 1 else min(tokens, power_of_two(need.widest))
         bucket = Bucket(fit_tokens(need.rows), tokens, widest, self._fit_blocks(need.blocks), tokens)
         if bucket not in self.known:

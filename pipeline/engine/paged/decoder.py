@@ -140,7 +140,10 @@ class PagedDecoder(Decoder):
 
 @contextmanager
 def _on(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Work of this thread goes to `stream`, and is done when the context ends."""
-    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
-        yield
-        stream.synchronize()
+    """Work of this thread goes to `stream`, and is done when the context ends. What was begun before comes first:
+    weights may have been made on the stream that the thread had."""
+    with torch.cuda.device(stream.device):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield
+            stream.synchronize()
