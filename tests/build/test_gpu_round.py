@@ -171,7 +171,8 @@ def test_a_spec_that_is_not_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         gpu_embedded.require_gpu(DeploymentSpec.load(gpu_check.SPEC))
     monkeypatch.setattr(gpu_embedded, "require_cuda", lambda: torch.device("cuda:0"))
     assert gpu_embedded.require_gpu(DeploymentSpec.load(gpu_embedded.SPEC)).type == "cuda"
-    assert gpu_embedded.require_gpu(DeploymentSpec.load(DEFAULT_SPEC)).type == "cuda"
+    with pytest.raises(EngineError, match="demo is of engine: embedded, device: cpu"):
+        gpu_embedded.require_gpu(DeploymentSpec.load(DEFAULT_SPEC))
 
 
 @pytest.mark.parametrize("broken", [None, "engines", "conformance"])
