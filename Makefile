@@ -57,9 +57,9 @@ plan: venv
 doctor: venv
 	@$(BIN)/specdec doctor $(SPEC)
 
-# The demo pair as TensorRT engines: build, serve, conformance, a short benchmark, one report. Needs a GPU (docs/gpu.md).
+# The demo pair on a GPU (docs/gpu.md): build, conformance, a short benchmark, one report. ENGINE: tensorrt_llm | embedded
 gpu-check: venv
-	@$(RUN) build/gpu_check.py
+	@$(RUN) build/gpu_check.py $(if $(ENGINE),--engine $(ENGINE))
 
 stop: venv
 	@$(BIN)/specdec stop --spec $(SPEC)

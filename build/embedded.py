@@ -19,6 +19,16 @@ import torch
 
 from pipeline import __version__
 from pipeline.engine.batch import PackedBatch, Row
+from pipeline.engine.device import (
+    DeviceKind,
+    check_memory,
+    compute_type,
+    describe,
+    pool_bytes,
+    resolve_device,
+    torch_device,
+    weights_of,
+)
 from pipeline.engine.embedded import make_decoder
 from pipeline.engine.manifest import (
     MANIFEST_VERSION,
@@ -64,17 +74,44 @@ def build_engines(spec: DeploymentSpec, target_folder: Path, draft_folder: Path 
         report: told what happens, a line at a time.
 
     Raises:
-        EngineError: a folder is incomplete, or the tokenizers differ.
+        EngineError: a folder is incomplete, the tokenizers differ, or the device is not here or too small.
     """
+    device = resolve_device(spec.device)
+    folders: dict[Role, Path] = {"target": target_folder}
+    if draft_folder is not None:
+        folders["draft"] = draft_folder
+    if device == "cuda":
+        require_gpu_memory(spec, folders, *torch.cuda.mem_get_info())
     if draft_folder is not None:
         require_equal_tokenizers(target_folder, draft_folder)
         report("tokenizers of target and draft are equal")
-    _build(spec, "target", target_folder, target_folder, report)
-    if draft_folder is not None:
-        _build(spec, "draft", draft_folder, target_folder, report)
+    for role, folder in folders.items():
+        _build(spec, role, folder, target_folder, device, report)
 
 
-def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, report: Report) -> None:
+def require_gpu_memory(spec: DeploymentSpec, folders: dict[Role, Path], free: int, total: int) -> None:
+    """Refuse models that do not fit one GPU together, before anything is built.
+
+    Args:
+        folders: Hugging Face folders by role.
+        free, total: bytes of the GPU's memory.
+
+    Raises:
+        EngineError: with every number.
+    """
+    device = torch_device("cuda")
+    kind = compute_type(device, spec.dtype)
+    parts = {}
+    for role, folder in folders.items():
+        config = ModelConfig.read(folder)
+        parts[f"{role} weights"] = weights_of(config, kind, spec.draft.head_tokens if role == "draft" else None)
+        parts[f"{role} KV pool"] = pool_bytes(config, _limits(spec, role, config), kind)
+    check_memory(parts, free, total, describe(device))
+
+
+def _build(
+    spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, device: DeviceKind, report: Report
+) -> None:
     config = ModelConfig.read(folder)
     reader = CheckpointReader(folder)
     head_tokens = spec.draft.head_tokens if role == "draft" else None
@@ -96,7 +133,7 @@ def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, 
         generation_logits="log_law",
         log_probs=True,
         drops_drafts=False,
-        deterministic=True,
+        deterministic=device == "cpu",
     )
     destination = spec.engine_dir(role)
     built_with = {
@@ -106,6 +143,8 @@ def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, 
         "head_tokens": str(head_tokens),
         "threads": str(threads),  # the costs are theirs
     }
+    if device != "cpu":
+        built_with["device"] = describe(torch_device(device))
     if _up_to_date(destination, source, spec, limits, capabilities, built_with):
         report(f"{role}: up to date")
         return
@@ -127,7 +166,7 @@ def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, 
         for path in tokenizer_files:
             shutil.copy(path, temporary / path.name)
         report(f"{role}: measuring the cost of a pass")
-        cost = measure_cost(temporary, config, spec, limits, threads)
+        cost = measure_cost(temporary, config, spec, limits, threads, torch_device(device))
         tokenizer = Tokenizer.load(temporary)
         files = {path.name: sha256_file(path) for path in sorted(temporary.iterdir())}
         Manifest(
@@ -137,6 +176,7 @@ def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, 
             model=str(spec.step_model(role).model),
             source_sha256=source,
             dtype=spec.dtype,
+            device=device,
             vocab_size=tokenizer.vocab_size,
             padded_vocab_size=config.vocab_size,
             # config.json may list several; the tokenizer names the one that ends an answer.
@@ -155,27 +195,35 @@ def _build(spec: DeploymentSpec, role: Role, folder: Path, target_folder: Path, 
     report(f"{role}: {destination} ({(destination / WEIGHTS_NAME).stat().st_size / 1e6:.0f} MB; ms by tokens {shown})")
 
 
-def measure_cost(folder: Path, config: ModelConfig, spec: DeploymentSpec, limits: Limits, threads: int) -> CostTable:
+def measure_cost(
+    folder: Path, config: ModelConfig, spec: DeploymentSpec, limits: Limits, threads: int, device: torch.device
+) -> CostTable:
     """Seconds of a forward pass by new tokens, at a context of 256 tokens.
 
     The least of several: what else the machine does while engines are built must not be taken for their cost.
     """
-    decoder = make_decoder(config, load_weights(folder), spec.dtype, limits, threads)
+    decoder = make_decoder(config, load_weights(folder), spec.dtype, limits, threads, device)
     context = min(COST_CONTEXT, limits.max_seq_len - max(COST_SIZES)) if limits.max_seq_len > 32 else 1
     table = PageTable(limits.tokens_per_block, list(range(limits.kv_blocks)), context)
     times: dict[int, list[float]] = {size: [] for size in COST_SIZES if context + size <= limits.max_seq_len}
     other_work = np.zeros(CACHE_BYTES // 8)
-    for repeat in range(COST_REPEATS + 1):
-        for size in times:
-            row = Row((1,) * size, context, table, size)
-            # Between two passes of a draft the target reads all its weights: no pass finds its own in a cache.
-            other_work.sum()
-            started = time.perf_counter()
-            decoder.forward(PackedBatch((row,)))
-            if repeat:  # the first pass warms caches and threads
-                times[size].append(time.perf_counter() - started)
+    with decoder.thread_context():
+        for repeat in range(COST_REPEATS + 1):
+            for size in times:
+                row = Row((1,) * size, context, table, size)
+                # Between two passes of a draft the target reads all its weights: no pass finds its own in a cache.
+                other_work.sum()
+                started = time.perf_counter()
+                decoder.forward(PackedBatch((row,)))
+                decoder.best()  # waits for a GPU
+                if repeat:  # the first pass warms caches and threads, and captures graphs
+                    times[size].append(time.perf_counter() - started)
     decoder.close()
-    return CostTable(context_tokens=context, seconds_by_tokens={size: min(t) for size, t in times.items()})
+    return CostTable(
+        context_tokens=context,
+        seconds_by_tokens={size: min(t) for size, t in times.items()},
+        measured_on=describe(device),
+    )
 
 
 def _limits(spec: DeploymentSpec, role: Role, config: ModelConfig) -> Limits:

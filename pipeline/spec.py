@@ -100,6 +100,9 @@ class DeploymentSpec(Strict):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     engine: Literal["embedded", "tensorrt_llm"] = "embedded"
     dtype: Literal["float16", "float32"] = "float16"
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="embedded: auto takes a GPU where torch finds one"
+    )
     tokens_per_block: int = Field(32, ge=1, le=512)
     target: TargetSpec
     draft: DraftSpec

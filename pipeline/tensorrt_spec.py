@@ -84,6 +84,8 @@ def check_engine_fields(spec: DeploymentSpec) -> None:
                 (value := getattr(section, field)) != type(section).model_fields[field].default
             ):
                 raise ValueError(f"{role}.{field} = {value!r} is for engine: {needed}, not for engine: {spec.engine}")
+    if spec.engine == "tensorrt_llm" and spec.device != "auto":
+        raise ValueError(f"device = {spec.device!r} is for engine: embedded; engine: tensorrt_llm runs on GPUs alone")
     if spec.engine == "tensorrt_llm":
         _check_tensorrt(spec)
     elif spec.tensorrt_llm != TensorRTSpec():

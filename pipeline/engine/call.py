@@ -121,7 +121,7 @@ class Call:
             output_ids=tuple(self.output),
             total_draft_tokens=len(self.drafts),
             total_accepted_draft_tokens=self.accepted,
-            generation_logits=None if log_laws is None else log_laws.numpy(),
+            generation_logits=None if log_laws is None else log_laws.cpu().numpy(),
             log_probs=tuple(self.log_probs),
             kv=KvUse(
                 alloc_new_blocks=table.new_blocks,

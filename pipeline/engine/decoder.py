@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import psutil
@@ -31,7 +32,7 @@ class Decoder(ABC):
 
     Attributes:
         config: shape of the model.
-        head_ids: token ids of the LM head's outputs, where it has not all of them.
+        head_ids: token ids of the LM head's outputs, where it has not all of them; on the logits' device.
         threads: that a pass uses.
     """
 
@@ -44,7 +45,8 @@ class Decoder(ABC):
         """Compute a batch: writes its KV, returns the logits its rows ask for.
 
         Returns:
-            [batch.num_logits, head width] float32, rows in batch order; good until the next pass.
+            [batch.num_logits, head width] float32, rows in batch order, on the decoder's device; good until the next
+            pass.
         """
 
     @abstractmethod
@@ -54,6 +56,10 @@ class Decoder(ABC):
     @abstractmethod
     def copy_block(self, source: int, destination: int, tokens: int) -> None:
         """Copy the KV of a block's first `tokens` tokens to another block, in all layers."""
+
+    def thread_context(self) -> AbstractContextManager[None]:
+        """What a thread is inside of that runs passes, copies blocks and works on logits."""
+        return nullcontext()
 
     def close(self) -> None:  # noqa: B027
         """Release threads."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from pipeline.engine.call import Call
 from pipeline.engine.compiled.decoder import CompiledDecoder
 from pipeline.engine.decoder import Decoder
+from pipeline.engine.device import torch_device
 from pipeline.engine.manifest import Limits, Manifest
 from pipeline.engine.model_config import ModelConfig
 from pipeline.engine.scheduler import Scheduler
@@ -47,6 +48,7 @@ class EmbeddedStepModel(StepModel):
                 f"a KV pool of {limits.kv_tokens} tokens cannot hold a request of max_seq_len = {limits.max_seq_len}"
             )
         self._limits = limits
+        self._context = decoder.thread_context
         self._rules = rules
         self._vocab = decoder.config.vocab_size
         self.kv = KvCache(limits.kv_blocks, limits.tokens_per_block, decoder.copy_block, takeover_loss)
@@ -121,7 +123,7 @@ class EmbeddedStepModel(StepModel):
         # Both are per thread. The pass has threads of its own: a second team would wait for the same cores.
         torch.set_num_threads(1)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), self._context():
                 self._loop()
         except Exception as error:
             traceback.print_exc()
@@ -159,7 +161,12 @@ class EmbeddedStepModel(StepModel):
 
 
 def make_decoder(
-    config: ModelConfig, weights: dict[str, Tensor], dtype: str, limits: Limits, threads: int = 0
+    config: ModelConfig,
+    weights: dict[str, Tensor],
+    dtype: str,
+    limits: Limits,
+    threads: int = 0,
+    device: torch.device | None = None,
 ) -> Decoder:
     """The decoder of an engine.
 
@@ -167,10 +174,17 @@ def make_decoder(
         weights: tensors as `weights.fused_tensors` names them.
         dtype: of the matrices, "float16" or "float32".
         threads: compute threads; 0 takes every core.
+        device: None and a CPU take the compiled decoder.
 
     Raises:
-        EngineError: the KV pool does not fit the memory.
+        EngineError: the device has not enough memory.
     """
+    if device is not None and device.type != "cpu":
+        from pipeline.engine.paged.decoder import PagedDecoder  # not needed on a CPU
+
+        decoder = PagedDecoder(config, weights, dtype, limits, device)
+        decoder.prepare()
+        return decoder
     return CompiledDecoder(
         config, weights, dtype, limits.max_seq_len, limits.kv_blocks, limits.tokens_per_block, threads
     )
@@ -181,15 +195,17 @@ def load_step_model(folder: Path, threads: int = 0) -> EmbeddedStepModel:
 
     Args:
         folder: holds manifest.json, config.json and the weights.
-        threads: compute threads; 0 takes every core.
+        threads: compute threads of a CPU; 0 takes every core.
 
     Raises:
-        EngineError: a file is missing, damaged or of another version.
+        EngineError: a file is missing, damaged or of another version, or the device that the engine was built for is
+            not here.
     """
     manifest = Manifest.read(folder)
+    device = torch_device(manifest.device or "cpu")
     manifest.verify_files(folder)
     limits = manifest.limits
-    decoder = make_decoder(ModelConfig.read(folder), load_weights(folder), manifest.dtype, limits, threads)
+    decoder = make_decoder(ModelConfig.read(folder), load_weights(folder), manifest.dtype, limits, threads, device)
     # A draft's last indexed tokens are often rejected: losing them costs nobody anything.
     loss = 0 if manifest.role == "target" else limits.tokens_per_block
     return EmbeddedStepModel(decoder, limits, manifest.capabilities.rules, loss)

@@ -27,6 +27,8 @@ def read_engine_manifest(spec: DeploymentSpec, role: Role) -> Manifest:
         ),
         "limits.max_requests": (manifest.limits.max_requests, spec.limits.max_requests),
     }
+    if spec.engine == "embedded" and spec.device != "auto":
+        wanted["device"] = (manifest.device or "cpu", spec.device)
     if manifest.tensorrt is not None:
         wanted[f"{role}.tensor_parallel"] = (manifest.tensorrt.tensor_parallel, part.tensor_parallel)
         wanted[f"{role}.pipeline_parallel"] = (manifest.tensorrt.pipeline_parallel, part.pipeline_parallel)

@@ -57,6 +57,7 @@ class CostTable(_Frozen):
     context_tokens: int
     seconds_by_tokens: dict[int, float]
     measured: bool = True  # when the engine was built; False: estimated from its size, rounds correct it
+    measured_on: str | None = None  # cpu, or the GPU's name; None where nobody has said
 
     def seconds(self, tokens: int) -> float:
         """Linear interpolation between measured sizes; beyond the last, in proportion."""
@@ -94,6 +95,7 @@ class Manifest(_Frozen):
     model: str  # what the spec named
     source_sha256: str  # of the weights and configuration it was made from
     dtype: Literal["float16", "float32"]
+    device: Literal["cpu", "cuda"] | None = None  # that an embedded engine runs on; None: cpu, or NVIDIA's to say
     vocab_size: int  # tokens the tokenizer knows
     padded_vocab_size: int  # width of the logits
     engine_vocab_size: int | None = None  # columns that the engine can draw, the rest is padding; None: all

@@ -16,7 +16,8 @@ from pipeline.planning.plan import Question
 from pipeline.planning.speculation import Speculation, StepCosts, speculate
 from pipeline.spec import DeploymentSpec, Role
 
-KV_BYTES = 4  # the embedded engine keeps keys and values in float32
+KV_BYTES = 4  # a CPU engine keeps keys and values in float32
+GPU_KV_BYTES = 2  # of a float16 engine
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class MachinePlan:
 
     weights: dict[Role, float]
     pools: dict[Role, float]
-    available: float  # bytes of memory that processes can still have
+    available: float  # bytes of memory that processes can still have, the GPU's under device: cuda
     context: int
     sequences: int
     speed: Speculation | None
@@ -53,18 +54,32 @@ def plan_machine(spec: DeploymentSpec, question: Question, constants: Constants 
         EngineError: a model's shape is not to be had, or is not supported.
     """
     weight_bytes = 4 if spec.dtype == "float32" else 2
+    kv_bytes = GPU_KV_BYTES if spec.device == "cuda" and spec.dtype == "float16" else KV_BYTES
+    available, notes = _memory(spec)
     weights: dict[Role, float] = {}
     pools: dict[Role, float] = {}
     counts = []
     for role in spec.model_roles:
         part = spec.step_model(role)
-        placement = Placement(ModelSource.find(part.model or "").shape(), kv_bytes=KV_BYTES)
+        placement = Placement(ModelSource.find(part.model or "").shape(), kv_bytes=kv_bytes)
         tokens = part.kv_blocks * spec.tokens_per_block
         weights[role] = placement.shape.parameters * weight_bytes
         pools[role] = tokens * placement.rank_token_bytes
         counts.append(sequences_in(tokens, question.context, spec.limits.max_draft_len, spec.tokens_per_block))
     speed, unknown = _speed(spec, question, constants)
-    return MachinePlan(weights, pools, psutil.virtual_memory().available, question.context, min(counts), speed, unknown)
+    return MachinePlan(weights, pools, available, question.context, min(counts), speed, (*notes, *unknown))
+
+
+def _memory(spec: DeploymentSpec) -> tuple[float, tuple[str, ...]]:
+    """Bytes that are free where the engines will run, and what that does not say."""
+    if spec.device == "cuda":
+        import torch  # takes seconds, which a plan for a CPU need not
+
+        if torch.cuda.is_available():
+            return float(torch.cuda.mem_get_info()[0]), ()
+        missing = "memory: device: cuda, and torch finds no GPU here; what is available is this machine's own"
+        return float(psutil.virtual_memory().available), (missing,)
+    return float(psutil.virtual_memory().available), ()
 
 
 def _speed(

@@ -116,7 +116,7 @@ def log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
 
     Args:
         logits: [n, vocab].
-        tokens: [n] int64.
+        tokens: [n] int64, on any device.
 
     Returns:
         [n] float64: log_softmax of the logits at the token.
@@ -124,7 +124,7 @@ def log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
     x = logits.float() if logits.dtype != torch.float64 else logits
     largest = x.amax(-1, keepdim=True)
     total = row_sums((x - largest).exp_())
-    own = x.gather(1, tokens[:, None]) - largest
+    own = x.gather(1, tokens.to(x.device)[:, None]) - largest
     return own[:, 0].double() - total.log()
 
 

@@ -101,7 +101,7 @@ def verify(logits: Tensor, calls: Sequence[VerifyCall], overwrite: bool = False)
         width = max(len(call.drafts) for call in members)
         part = _pick(logits, rows, width + 1)
         verdict = _decide(kind, with_q, part, members, overwrite or len(rows) < len(calls))
-        accepted, tokens = verdict.accepted.tolist(), verdict.tokens.tolist()
+        accepted, tokens = torch.stack((verdict.accepted, verdict.tokens)).tolist()  # one copy from a device
         decisions.update(zip(rows, map(Decision, accepted, tokens), strict=True))
     return [decisions[row] for row in range(len(calls))]
 

@@ -236,7 +236,7 @@ def test_threads_of_each_role_measure_its_costs(target: Path, draft: Path, monke
     original = embedded.make_decoder
 
     def watched(*args: Any) -> Decoder:
-        used.append(args[-1])
+        used.append(args[4])  # threads
         return original(*args)
 
     monkeypatch.setattr(embedded, "make_decoder", watched)

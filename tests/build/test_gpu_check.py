@@ -13,7 +13,8 @@ from typing import Any
 
 import gpu_check
 import pytest
-from gpu_check import Report, benchmark, check, command, measure, run
+from gpu_benchmark import KINDS, measure
+from gpu_check import Report, benchmark, check, command, run
 from rich.console import Console
 
 from pipeline.client.triton_client import Reply
@@ -40,7 +41,9 @@ def test_without_a_gpu(make: bool, tmp_path: Path) -> None:
 
 
 def test_a_spec_of_the_other_engine() -> None:
-    with pytest.raises(EngineError, match="engine: embedded needs no gpu-check"):
+    with pytest.raises(
+        EngineError, match="demo is of engine: embedded; name a profile of engine: tensorrt_llm, or --engine"
+    ):
         gpu_check.require_gpu(DeploymentSpec.load(DEFAULT_SPEC))
 
 
@@ -115,7 +118,7 @@ class ScriptedClient:
 
 def test_a_measurement_asks_both_ways_twice() -> None:
     client = ScriptedClient()
-    found = measure(client, "chat", "hello")  # type: ignore[arg-type]
+    found = measure(client.generate, "chat", "hello")
     assert client.asked == [("hello", 0), ("hello", None)] * 2
     assert found.equal and found.mean_acceptance_length == 2.5 and found.plain_tokens_per_s > 0
     assert found.speedup == pytest.approx(found.speculative_tokens_per_s / found.plain_tokens_per_s)
@@ -125,6 +128,6 @@ def test_the_benchmark_says_where_texts_differ(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(gpu_check, "SpecDecodeClient", ScriptedClient)
     report = Report("a check", {})
     lines = benchmark("address", report).splitlines()
-    assert [line.split(":")[0] for line in lines] == list(gpu_check.KINDS)
+    assert [line.split(":")[0] for line in lines] == list(KINDS)
     different = {line.split(":")[0] for line in lines if line.endswith("differ")}
     assert different and {entry["kind"] for entry in report.data["benchmark"] if not entry["equal"]} == different

@@ -26,9 +26,20 @@ def other_tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return make_tiny("llama3-rope", tmp_path_factory.mktemp("other"), error=0.02)
 
 
-@pytest.fixture
-def target(tiny: TinyModel) -> Iterator[Watched]:
-    watched = watch(make_decoder(tiny.folder, blocks=48))
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: torch finds no CUDA device here")
+ALL_KINDS = ("compiled", "paged", "paged-eager", "paged-away", pytest.param("paged-cuda", marks=GPU))
+
+
+@pytest.fixture(params=ALL_KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Every decoder, on every device that is here."""
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(params=[kind for kind in ALL_KINDS if kind not in ("paged", "paged-eager")])
+def target(request: pytest.FixtureRequest, tiny: TinyModel) -> Iterator[Watched]:
+    watched = watch(make_decoder(tiny.folder, blocks=48, kind=request.param))
     yield watched
     watched.free.set()
     watched.model.close()

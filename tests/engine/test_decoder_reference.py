@@ -20,9 +20,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return make_tiny(request.param, tmp_path_factory.mktemp("kind"))
 
 
-def test_every_way_to_compute_equals_transformers(model: TinyModel) -> None:
+def test_every_way_to_compute_equals_transformers(model: TinyModel, kind: str) -> None:
     """Prefill, decoding with the cache, verify rows and prefill in chunks: all give transformers' logits."""
-    decoder, expected = make_decoder(model.folder), model.logits(TOKENS)
+    decoder, expected = make_decoder(model.folder, kind=kind), model.logits(TOKENS)
     assert_close(compute(decoder, PageTable(BLOCK, BLOCKS), TOKENS), expected)
     assert_close(compute(decoder, PageTable(BLOCK, BLOCKS), TOKENS, logits=1), expected[-1:])
     table = PageTable(BLOCK, [12, 13, *BLOCKS])
@@ -36,24 +36,26 @@ def test_every_way_to_compute_equals_transformers(model: TinyModel) -> None:
     assert_close(compute(decoder, table, TOKENS, 26), expected[26:])
 
 
-def test_float16_weights_with_float32_arithmetic(model: TinyModel) -> None:
-    """Packed FP16 equals FP32 arithmetic on matrices rounded to FP16, norms and biases untouched."""
+def test_float16_weights_with_float32_arithmetic(model: TinyModel, kind: str) -> None:
+    """FP16 equals FP32 arithmetic on matrices rounded to FP16, norms and biases untouched; a device that is not the CPU
+    rounds what enters a product, and the KV cache, too."""
+    tolerance = 2e-2 if kind in ("paged-away", "paged-cuda") else 1e-4
     rounded = copy.deepcopy(model.reference)
     with torch.no_grad():
         for parameter in rounded.parameters():
             if parameter.dim() > 1:
                 parameter.copy_(parameter.half().float())
     expected = TinyModel(rounded, model.folder).logits(TOKENS)
-    decoder = make_decoder(model.folder, "float16")
+    decoder = make_decoder(model.folder, "float16", kind=kind)
     table = PageTable(BLOCK, BLOCKS)
-    assert_close(compute(decoder, table, TOKENS[:30]), expected[:30], 1e-4)
-    assert_close(compute(decoder, table, TOKENS, 30), expected[30:], 1e-4)
+    assert_close(compute(decoder, table, TOKENS[:30]), expected[:30], tolerance)
+    assert_close(compute(decoder, table, TOKENS, 30), expected[30:], tolerance)
     assert float((expected - model.logits(TOKENS)).abs().max()) > 1e-4 * float(expected.abs().max())
 
 
-def test_reduced_head_gives_columns_of_the_whole(tiny: TinyModel) -> None:
+def test_reduced_head_gives_columns_of_the_whole(tiny: TinyModel, kind: str) -> None:
     """An LM head of fewer tokens computes exactly those tokens' logits, in its own order."""
     ids = [5, 90, 3, 17]
-    decoder = make_decoder(tiny.folder, head_ids=ids)
+    decoder = make_decoder(tiny.folder, head_ids=ids, kind=kind)
     assert_close(compute(decoder, PageTable(BLOCK, BLOCKS), TOKENS), tiny.logits(TOKENS)[:, ids])
     assert compute(decoder, PageTable(BLOCK, BLOCKS), TOKENS, logits=0).shape == (0, 4)

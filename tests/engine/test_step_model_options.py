@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_models import VOCAB, TinyModel, Watched, make_decoder, watch
+from tiny_models import VOCAB, AwayDecoder, TinyModel, Watched, make_decoder, watch
 
 from pipeline.engine.batch import PackedBatch
 from pipeline.engine.step import StepResult
@@ -47,7 +47,8 @@ def test_coupled_text_is_the_same_for_every_k_and_draft(
     count = 9
     whole = target.call(PROMPT, count, sampling=sampling, seed=4, rule="coupled").output_ids
     assert whole == plain_text(tiny, count, "coupled", 4, sampling=sampling)
-    for k in (0, 1, 2, 4, 6):
+    # An operation on the stand-in device takes many times longer.
+    for k in (3,) if isinstance(target.decoder, AwayDecoder) else (0, 1, 2, 4, 6):
         for kind in ("right", "wrong", "half"):
             text: tuple[int, ...] = ()
             while len(text) < count:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from away import AWAY, away
 from torch import Tensor
 
 from pipeline.engine.batch import PackedBatch, Row
 from pipeline.engine.compiled.decoder import CompiledDecoder
-from pipeline.engine.decoder import Best
+from pipeline.engine.decoder import Best, Decoder
 from pipeline.engine.embedded import EmbeddedStepModel
 from pipeline.engine.manifest import Limits
 from pipeline.engine.model_config import ModelConfig
+from pipeline.engine.paged.decoder import PagedDecoder
 from pipeline.engine.step import StepRequest, StepResult
 from pipeline.engine.weights import CheckpointReader, fused_tensors, load_weights, save_weights
 from pipeline.kv_cache.page_table import PageTable
@@ -46,6 +49,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LIMITS = Limits(max_seq_len=96, max_draft_len=6, max_requests=8, kv_blocks=48, tokens_per_block=BLOCK)
 LINEAR = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0}
 
 # What is special about each: the class of its configuration, and what differs from SHAPE.
@@ -117,22 +121,56 @@ def make_decoder(
     blocks: int = 32,
     max_seq_len: int = 96,
     head_ids: list[int] | None = None,
-) -> CompiledDecoder:
-    """Load a Hugging Face folder the way engines are built and loaded."""
+    kind: str = "compiled",
+) -> Decoder:
+    """Load a Hugging Face folder the way engines are built and loaded.
+
+    Args:
+        kind: "compiled" for the CPU engine's own; the others are the one of CUDA: "paged" and "paged-eager" on a CPU as
+            with graphs and without them, "paged-away" as on a device of its own, "paged-cuda" on a GPU.
+    """
     config = ModelConfig.read(folder)
     engine = folder / f"engine-{dtype}-{head_ids}"
     if not engine.is_dir():
         engine.mkdir()
         save_weights(engine, fused_tensors(config, CheckpointReader(folder), None, head_ids), dtype)
-    return CompiledDecoder(config, load_weights(engine), dtype, max_seq_len, blocks, BLOCK)
+    if kind == "compiled":
+        return CompiledDecoder(config, load_weights(engine), dtype, max_seq_len, blocks, BLOCK)
+    limits = LIMITS.model_copy(update={"max_seq_len": max_seq_len, "kv_blocks": blocks})
+    if kind == "paged-away":
+        with away():
+            return AwayDecoder(config, load_weights(engine), dtype, limits, AWAY)
+    device = torch.device("cuda" if kind == "paged-cuda" else "cpu")
+    return PagedDecoder(config, load_weights(engine), dtype, limits, device, graphs=kind != "paged-eager")
+
+
+class AwayDecoder(PagedDecoder):
+    """On a device that refuses what a GPU refuses."""
+
+    def thread_context(self) -> AbstractContextManager[None]:
+        return away()
+
+
+def spoil_pool(decoder: Decoder) -> None:
+    """Fill a KV pool with NaN: what a pass does not write it must not use."""
+    if isinstance(decoder, PagedDecoder):
+        for pool in (decoder.keys, decoder.values):
+            with torch.inference_mode(), decoder.thread_context():
+                pool.fill_(torch.nan)
+    else:
+        assert isinstance(decoder, CompiledDecoder)
+        decoder._pool.keys.fill(np.nan)
+        decoder._pool.values.fill(np.nan)
 
 
 def compute(
-    decoder: CompiledDecoder, table: PageTable, tokens: Sequence[int], start: int = 0, logits: int | None = None
+    decoder: Decoder, table: PageTable, tokens: Sequence[int], start: int = 0, logits: int | None = None
 ) -> Tensor:
     """One pass of one row: tokens[start:], with logits at the last `logits` of them (all by default)."""
     new = tuple(tokens[start:])
-    return decoder.forward(PackedBatch((Row(new, start, table, len(new) if logits is None else logits),)))
+    batch = PackedBatch((Row(new, start, table, len(new) if logits is None else logits),))
+    with decoder.thread_context():
+        return decoder.forward(batch).cpu()
 
 
 def assert_close(found: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
@@ -142,15 +180,12 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float = 2e-5) -> No
     assert found.shape == expected.shape and difference <= tolerance * scale, f"{difference} at scale {scale}"
 
 
-LIMITS = Limits(max_seq_len=96, max_draft_len=6, max_requests=8, kv_blocks=48, tokens_per_block=BLOCK)
-
-
 @dataclass(eq=False)
 class Watched:
     """A step model whose passes are recorded, and can be held, spoilt or failed."""
 
     model: EmbeddedStepModel
-    decoder: CompiledDecoder
+    decoder: Decoder
     passes: list[PackedBatch] = field(default_factory=list)
     free: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)
@@ -193,8 +228,9 @@ def best_of(logits: Tensor) -> Best:
     return Best(row_argmax(logits).tolist(), torch.isfinite(logits.amax(-1)).tolist())
 
 
-def watch(decoder: CompiledDecoder, limits: Limits = LIMITS, takeover_loss: int = 0) -> Watched:
-    model = EmbeddedStepModel(decoder, limits, PREFERENCE, takeover_loss)
+def watch(decoder: Decoder, limits: Limits = LIMITS, takeover_loss: int = 0) -> Watched:
+    with decoder.thread_context():
+        model = EmbeddedStepModel(decoder, limits, PREFERENCE, takeover_loss)
     watched = Watched(model, decoder)
     watched.free.set()
     forward = decoder.forward
