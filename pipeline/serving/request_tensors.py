@@ -20,6 +20,7 @@ from pipeline.sampling.rules import RULE_AUTO
 from pipeline.serving.contract import (
     ARRIVAL_PARAMETER,
     CONTINUES_PARAMETER,
+    PRIORITY_PARAMETER,
     PERF_OUTPUTS,
     RULE_PARAMETER,
     STEP_STATS,
@@ -105,6 +106,8 @@ def encode_request(request: StepRequest, dialect: Dialect = OWN) -> EncodedCall:
         outputs += ("output_log_probs",)
     if dialect.own_tensors:
         parameters: dict[str, str | int | bool] = {RULE_PARAMETER: request.rule, ARRIVAL_PARAMETER: request.arrival}
+        if request.priority:
+            parameters[PRIORITY_PARAMETER] = request.priority
         if request.continues:
             parameters[CONTINUES_PARAMETER] = True
         return EncodedCall(tensors, parameters, (*outputs, STEP_STATS))
@@ -154,6 +157,7 @@ def decode_request(tensors: Mapping[str, Array], parameters: Mapping[str, Any], 
         return_logits=bool(scalar_of(tensors, "return_generation_logits", False)),
         return_log_probs=bool(scalar_of(tensors, "return_log_probs", False)),
         arrival=_parameter(parameters, ARRIVAL_PARAMETER, 0),
+        priority=_parameter(parameters, PRIORITY_PARAMETER, 0),
         continues=_parameter(parameters, CONTINUES_PARAMETER, False),
     )
     _check(request)
