@@ -21,13 +21,16 @@ def plan_pass(calls: Sequence[Call], budget: int) -> list[tuple[Call, Row]]:
     """
     planned: list[tuple[Call, Row]] = []
     oldest = min(calls, key=lambda call: call.rank, default=None)
-    kept = 0 if oldest is None else min(oldest.remaining, max(1, budget // OLDEST_SHARE))
+    share = max(1, budget // OLDEST_SHARE)
+    kept = 0 if oldest is None else min(oldest.remaining, share)
     for call in sorted(calls, key=lambda call: (call.remaining, call.rank)):
+        # Others' drafts may have exceeded the budget: the share is kept all the same.
+        limit = max(budget, share) if call is oldest else budget - kept
+        if limit <= 0:
+            continue
         if call is oldest:
             kept = 0
-        if budget - kept <= 0:
-            continue
-        row = call.next_row(budget - kept)
+        row = call.next_row(limit)
         planned.append((call, row))
         budget -= len(row.tokens)
     return planned

@@ -20,8 +20,8 @@ from pipeline.sampling.rules import RULE_AUTO
 from pipeline.serving.contract import (
     ARRIVAL_PARAMETER,
     CONTINUES_PARAMETER,
-    PRIORITY_PARAMETER,
     PERF_OUTPUTS,
+    PRIORITY_PARAMETER,
     RULE_PARAMETER,
     STEP_STATS,
     Array,
