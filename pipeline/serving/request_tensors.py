@@ -182,6 +182,8 @@ def _check(request: StepRequest) -> None:
         raise InvalidRequestError("seed", request.seed, "must fit an unsigned 64-bit integer")
     if not 0 <= request.min_tokens <= _INT32_MAX:
         raise InvalidRequestError("min_tokens", request.min_tokens, "must be 0 or more")
+    if request.priority < 0:
+        raise InvalidRequestError(PRIORITY_PARAMETER, request.priority, "must be 0 or more")
     logits, drafts = request.draft_logits, len(request.draft_ids)
     if drafts and request.max_new_tokens != drafts + 1:
         raise InvalidRequestError(

@@ -55,6 +55,16 @@ def test_the_last_in_rank_gives_way(tiny: TinyModel, priorities: tuple[int, int]
     assert last.future.result().kv.preempted == 1
 
 
+def test_of_two_that_could_make_room_the_younger_does(tiny: TinyModel) -> None:
+    engine = Engine(tiny, BLOCKS)
+    older, younger = (engine.call((token,) * 12, 3, arrival=token) for token in (7, 8))
+    engine.step()
+    first = engine.call((5,) * 16, 2, arrival=1)
+    engine.step()
+    assert engine.running == [older, first] and engine.waiting == [younger]
+    finish(engine, older, younger, first)
+
+
 def test_who_comes_first_takes_the_room_at_once(tiny: TinyModel) -> None:
     """An older request that comes back for its next round does not wait for younger ones to end."""
     engine = Engine(tiny, BLOCKS)
