@@ -113,6 +113,9 @@ class DeploymentSpec(Strict):
     deadlines: DeadlinesSpec = DeadlinesSpec()
     ports: PortsSpec = PortsSpec()
     speculation: Literal["auto", "off"] | int = Field("auto", description="auto, off or a K, until it is switched")
+    draft_ahead: Literal["auto", "on", "off"] = Field(
+        "auto", description="draft the next block while one is verified; auto: where each model has GPUs of its own"
+    )
     trace: Path | None = Field(None, description="file that every round is appended to; relative: to the checkout")
 
     @field_validator("speculation", mode="before")
@@ -122,6 +125,12 @@ class DeploymentSpec(Strict):
         if value is True:
             raise ValueError("must be auto, off or a number of draft tokens")
         return "off" if value is False else value
+
+    @field_validator("draft_ahead", mode="before")
+    @classmethod
+    def _yaml_on(cls, value: object) -> object:
+        """YAML reads bare `on` and `off` as true and false."""
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
     @field_validator("trace")
     @classmethod
@@ -143,6 +152,8 @@ class DeploymentSpec(Strict):
                 f"speculation = {self.speculation}: must be auto, off or a number up to limits.max_draft_len = "
                 f"{self.limits.max_draft_len}"
             )
+        if self.draft_ahead == "on" and not self.draft.uses_model:
+            raise ValueError(f"draft_ahead = on: needs a draft model, draft.kind is {self.draft.kind}")
         if self.engine == "embedded":
             longest = self.limits.max_seq_len + self.limits.max_draft_len + 1  # what admission asks for
             for role in self.model_roles:
@@ -178,6 +189,18 @@ class DeploymentSpec(Strict):
     def shares_gpu(self) -> bool:
         """Whether a GPU holds both models."""
         return self.draft.uses_model and not set(self.target.device_ids).isdisjoint(self.draft.device_ids)
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether drafts are made ahead; on shared cores, or a shared GPU, they slow the verify that they wait for."""
+        if self.draft_ahead == "auto":
+            return self.engine == "tensorrt_llm" and self.draft.uses_model and not self.shares_gpu
+        return self.draft_ahead == "on"
+
+    @property
+    def draft_calls(self) -> int:
+        """Calls of the draft that a request has in flight at most: its own, and one that it gave up."""
+        return 2 if self.drafts_ahead else 1
 
     @property
     def engines_dir(self) -> Path:

@@ -118,6 +118,7 @@ class Setting:
         vocab: tokens, the end token included.
         noise: of the draft's weights.
         draft_sampling: "q" or "greedy".
+        draft_ahead: as in a spec.
     """
 
     kind: Literal["hybrid", "model", "ngram", "none"] = "model"
@@ -134,6 +135,7 @@ class Setting:
     max_requests: int = 32
     min_match: int = 2
     draft_sampling: Literal["q", "greedy"] = "q"
+    draft_ahead: Literal["auto", "on", "off"] = "auto"
 
     def pool(self, role: str) -> int:
         """KV blocks of an engine."""
@@ -191,6 +193,7 @@ def deploy(setting: Setting, engine: type[EmbeddedStepModel] = EmbeddedStepModel
                 "max_requests": setting.max_requests,
             },
             "controller": dict(setting.controller),
+            "draft_ahead": setting.draft_ahead,
         }
     )
     manifests = {role: _manifest(role, setting) for role in ("target", "draft")}

@@ -33,6 +33,29 @@ def test_every_profile_loads(path: Path) -> None:
     assert DEFAULT_SPEC in PROFILES
 
 
+@pytest.mark.parametrize(
+    ("changes", "ahead"),
+    [
+        ({}, False),
+        ({"draft_ahead": True}, True),  # what YAML makes of `on`
+        ({"draft_ahead": "off"}, False),
+        ({"engine": "tensorrt_llm", "draft": {"kind": "model", "model": "d", "gpus": [1]}}, True),
+        ({"engine": "tensorrt_llm"}, False),  # both on GPU 0
+        ({"engine": "tensorrt_llm", "draft": {"kind": "ngram"}}, False),
+    ],
+)
+def test_drafts_are_made_ahead_where_nobody_pays_for_it(changes: dict[str, Any], ahead: bool, tmp_path: Path) -> None:
+    spec = load(tmp_path, changed(**{"draft": {"kind": "model", "model": "d"}, **changes}))
+    assert (spec.drafts_ahead, spec.draft_calls) == (ahead, 1 + ahead)
+
+
+def test_drafting_ahead_needs_a_draft_model(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"draft_ahead = on: needs a draft model, draft\.kind is none"):
+        load(tmp_path, changed(draft_ahead="on"))
+    with pytest.raises(SpecError, match=r"draft_ahead: Input should be 'auto', 'on' or 'off' \(got 'yes please'"):
+        load(tmp_path, changed(draft_ahead="yes please"))
+
+
 def test_defaults(tmp_path: Path) -> None:
     """A name, a target and a draft are enough."""
     spec = load(tmp_path, changed())

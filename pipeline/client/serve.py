@@ -63,7 +63,7 @@ def running_server(
     repository = render_repository(spec, repository_dir(spec))
     options = ServerOptions(
         ports=spec.ports if ports is None else ports,
-        requests=spec.limits.max_requests,
+        requests=spec.limits.max_requests * spec.draft_calls,
         log_path=repository.parent / "server.log",
         launch=launch,
         arguments=() if control is None else control.flags,

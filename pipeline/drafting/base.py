@@ -21,11 +21,13 @@ class Offer:
         source: "ngram" or "model".
         key: what acceptance is learnt for: the source, and how good its match is.
         max_k: most tokens it can propose now.
+        ready: they were drafted ahead: taking them costs no time.
     """
 
     source: str
     key: str
     max_k: int
+    ready: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,13 @@ class Draft:
         source: as in the offer.
         ids: K tokens.
         logits: [K, vocab] log q, or None for a one-hot q.
+        ahead: they were drafted while the block before was verified.
     """
 
     source: str
     ids: tuple[int, ...]
     logits: FloatArray | None = None
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,17 @@ class DraftSession(ABC):
         Raises:
             StepError: the draft engine failed or missed its deadline.
         """
+
+    def look_ahead(self, draft: Draft, k: int, round_index: int) -> bool:
+        """Begin to draft up to k tokens for the next round, `round_index`, while `draft` is verified.
+
+        Returns:
+            False where this source does not.
+        """
+        return False
+
+    def close(self) -> None:  # noqa: B027
+        """The request has ended: let go of what still runs for it."""
 
 
 class Drafter(ABC):

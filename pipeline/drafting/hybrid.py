@@ -34,3 +34,10 @@ class _HybridSession(DraftSession):
 
     def propose(self, offer: Offer, k: int, round_index: int) -> Draft:
         return self._owner[offer.key].propose(offer, k, round_index)
+
+    def look_ahead(self, draft: Draft, k: int, round_index: int) -> bool:
+        return any(session.look_ahead(draft, k, round_index) for session in self._sessions)
+
+    def close(self) -> None:
+        for session in self._sessions:
+            session.close()

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.drafting.ahead import AheadCall
 from pipeline.drafting.base import Draft, DraftContext, Drafter, DraftSession, Offer
 from pipeline.engine.manifest import Capabilities, Manifest
-from pipeline.engine.step import FloatArray, StepModel, StepRequest
+from pipeline.engine.step import FloatArray, StepModel, StepRequest, StepResult
 from pipeline.engine.waiting import call
 from pipeline.errors import StepError
 from pipeline.sampling.params import OPTIONS, TRUNCATIONS, SamplingParams, tensorrt_divisor
-from pipeline.sampling.random import call_seed
+from pipeline.sampling.random import Role, call_seed
 from pipeline.sampling.rules import RULE_AUTO, RULES, CoupledRule
 
 COUPLED = CoupledRule.name
@@ -57,38 +58,68 @@ class ModelSession(DraftSession):
         # A greedy draft is one-hot, and some rules never look at q: K laws need not travel.
         rule = RULES.get(context.rule)
         self._needs_q = not self._sampling.greedy and (rule is None or rule.uses_q)
+        self._ahead: AheadCall | None = None
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._tokens.extend(tokens)
+        if self._ahead is not None and not self._ahead.follows(tokens):
+            self.close()
 
     def offers(self, limit: int) -> tuple[Offer, ...]:
         room = self._manifest.limits.max_seq_len - len(self._tokens)
         most = min(limit, room)
-        return (Offer("model", "model", most),) if most > 0 else ()
+        ready = self._ahead is not None and self._ahead.ready
+        return (Offer("model", "model", most, ready),) if most > 0 else ()
 
     def propose(self, offer: Offer, k: int, round_index: int) -> Draft:
+        ahead, self._ahead = self._ahead, None
+        found = None if ahead is None else ahead.result()
+        if found is not None:
+            return self._draft(found, 1, k)
+        request = self._request(self._tokens, k, round_index, "draft")
+        return self._draft(call(self._step_model, request, self._deadline_s, "draft"), 0, k)
+
+    def look_ahead(self, draft: Draft, k: int, round_index: int) -> bool:
+        text = [*self._tokens, *draft.ids]
+        most = min(k, self._manifest.limits.max_seq_len - len(text) - 1)
+        if draft.source != "model" or most < 1:
+            return False
+        # One token more than are wanted: the first stands where the target decides by itself.
+        request = self._request(text, most + 1, round_index, "ahead")
+        self._ahead = AheadCall(self._step_model, request, draft.ids, self._deadline_s)
+        return True
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.drop()
+            self._ahead = None
+
+    def _request(self, text: Sequence[int], new: int, round_index: int, role: Role) -> StepRequest:
         context = self._context
-        request = StepRequest(
-            request_id=f"{context.request_id}/draft/{round_index}",
-            input_ids=tuple(self._tokens),
-            max_new_tokens=k,
+        return StepRequest(
+            request_id=f"{context.request_id}/{role}/{round_index}",
+            input_ids=tuple(text),
+            max_new_tokens=new,
             sampling=self._sampling,
             # Coupled: the noise of the target at the same places, so that both choose alike.
-            seed=context.seed if self._coupled else call_seed(context.seed, round_index, "draft"),
+            seed=context.seed if self._coupled else call_seed(context.seed, round_index, role),
             rule=COUPLED if self._coupled else RULE_AUTO,
             return_logits=self._needs_q,
             arrival=context.arrival,
         )
-        result = call(self._step_model, request, self._deadline_s, "draft")
-        ids = result.output_ids[:k]
+
+    def _draft(self, result: StepResult, first: int, k: int) -> Draft:
+        """Tokens from place `first` on, with their own laws."""
+        ids = result.output_ids[first : first + k]
         if not ids:
             raise StepError("the draft returned no token")
         if not self._needs_q:
-            return Draft("model", ids)
+            return Draft("model", ids, ahead=first > 0)
         logits = result.generation_logits
-        if logits is None or logits.shape[0] < len(ids):
+        if logits is None or logits.shape[0] < first + len(ids):
             raise StepError("the draft returned no generation_logits")
-        return Draft("model", ids, log_q(logits[: len(ids)], self._sampling, self._manifest))
+        q = log_q(logits[first : first + len(ids)], self._sampling, self._manifest)
+        return Draft("model", ids, q, ahead=first > 0)
 
 
 def draft_sampling(sampling: SamplingParams, capabilities: Capabilities, greedy: bool = False) -> SamplingParams:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from pipeline.engine.batch import Row
-from pipeline.engine.step import KvUse, StepRequest, StepResult
+from pipeline.engine.step import DEFAULT_PRIORITY, KvUse, StepRequest, StepResult
 from pipeline.kv_cache.page_table import PageTable
 from pipeline.sampling.call import VerifyCall
 
@@ -22,7 +22,9 @@ class Call:
         rule: the acceptance rule, resolved.
         future: where the result goes.
         drafts: the drafts that are verified (perhaps fewer than were sent).
-        table: pages, once admitted.
+        table: pages, while it runs.
+        number: order of arrival at the engine.
+        preempted: how often it gave its pages back.
     """
 
     request: StepRequest
@@ -39,6 +41,8 @@ class Call:
     log_laws: list[Tensor] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     stopped: bool = False
+    number: int = 0
+    preempted: int = 0
 
     def __post_init__(self) -> None:
         self.known = list(self.request.input_ids)
@@ -47,6 +51,27 @@ class Call:
     def capacity(self) -> int:
         """Tokens whose KV this call may compute."""
         return len(self.request.input_ids) + max(len(self.drafts) + 1, self.request.max_new_tokens)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Who goes first; no two calls of an engine have the same."""
+        return (self.request.priority or DEFAULT_PRIORITY, self.request.arrival, self.number)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before the next is decided, drafts left out."""
+        return len(self.known) - (0 if self.table is None else self.table.length)
+
+    @property
+    def needed(self) -> int:
+        """Tokens whose places it must have to go on."""
+        return len(self.known) + len(self.pending_drafts)
+
+    def wanted(self, ahead: int) -> int:
+        """Tokens whose places it asks for: `ahead` of what it has, or all where it has lost its places once."""
+        if self.preempted:
+            return self.capacity
+        return min(self.capacity, len(self.known) + max(len(self.pending_drafts) + 1, ahead))
 
     @property
     def pending_drafts(self) -> tuple[int, ...]:
@@ -129,6 +154,7 @@ class Call:
                 alloc_total_blocks=len(table.blocks),
                 reused_tokens=table.reused_tokens,
                 computed_tokens=self.computed_tokens,
+                preempted=self.preempted,
             ),
             compute_s=self.compute_s,
         )

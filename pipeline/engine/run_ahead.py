@@ -74,10 +74,13 @@ class RunAheads:
         """Those that want a pass."""
         return [ahead for ahead in self._rows if not ahead.computed]
 
-    def start(self, call: Call) -> None:
-        """Take over the pages of a call that has ended."""
+    def start(self, call: Call) -> bool:
+        """Take over the pages of a call that has ended; false where there is no room for its last token."""
         assert call.table is not None
+        if not self._kv.extend(call.table, len(call.known)):
+            return False
         self._rows.append(RunAhead(call.known, call.table, not call.takes_best))
+        return True
 
     def claim(self, call: Call) -> RunAhead | None:
         """The row that a new call goes on from, with room for all that the call may compute; None if there is none."""

@@ -1,4 +1,4 @@
-"""What an engine computes next: admission by free blocks, then one packed batch per pass."""
+"""One packed batch per pass, and what its logits decide for each call."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import Tensor
 from pipeline.engine.batch import PackedBatch, Row
 from pipeline.engine.call import Call
 from pipeline.engine.decoder import Decoder
+from pipeline.engine.pass_plan import plan_pass
+from pipeline.engine.roster import Roster
 from pipeline.engine.run_ahead import RunAhead, RunAheads
 from pipeline.errors import StepError
 from pipeline.kv_cache.cache import KvCache
@@ -41,14 +43,12 @@ class Scheduler:
         self._kv = kv
         self._ahead = RunAheads(kv)
         self._team = RowTeam(decoder.threads)
-        self._max_calls = max_calls
         self._max_batch_tokens = max_batch_tokens
-        self._waiting: list[Call] = []
-        self.running: list[Call] = []
+        self._roster = Roster(kv, self._ahead, max_calls)
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self.running or self._ahead.pending)
+        return bool(self._roster or self._ahead.pending)
 
     @property
     def expects_callers(self) -> bool:
@@ -60,14 +60,16 @@ class Scheduler:
         self._ahead.drop_all()
 
     def add(self, call: Call) -> None:
-        """Queue a call; the orchestrator's arrival order decides who goes first."""
-        self._waiting.append(call)
-        self._waiting.sort(key=lambda waiting: waiting.request.arrival)
+        """Queue a call; its request's priority and arrival decide who goes first."""
+        self._roster.add(call)
 
     def step(self) -> None:
         """Admit what fits, compute one pass, and finish the calls that ended."""
-        self._admit()
-        planned = self._plan()
+        self._roster.grow()
+        for call, ahead_of_it in self._roster.admit():
+            if ahead_of_it is not None:
+                self._continue(call, ahead_of_it)
+        planned = plan_pass(self._roster.running, self._max_batch_tokens)
         if not planned and not self._ahead.pending:
             return
         ahead = self._ahead.pending
@@ -93,40 +95,20 @@ class Scheduler:
     def fail_all(self, error: Exception) -> None:
         """End every call with `error`."""
         self._ahead.drop_all()
-        for call in [*self.running, *self._waiting]:
+        for call in [*self._roster.running, *self._roster.waiting]:
             self._fail(call, error)
-        self._waiting.clear()
 
     def stop(self, request_id: str) -> None:
-        """Let a call end after the pass it is in."""
-        for call in [*self.running, *self._waiting]:
+        """Let a call end after the pass it is in; at once, where it waits."""
+        for call in [*self._roster.running, *self._roster.waiting]:
             if call.request.request_id == request_id:
                 call.stopped = True
-
-    def _admit(self) -> None:
-        while self._waiting and len(self.running) < self._max_calls:
-            call = self._waiting[0]
-            if call.stopped:
-                self._waiting.pop(0)
-                self._fail(call, StepError(f"call {call.request.request_id} was stopped"))
-                continue
-            ahead = self._ahead.claim(call)
-            if ahead is not None:
-                self.running.append(self._waiting.pop(0))
-                self._continue(call, ahead)
-                continue
-            # First come first served: nobody overtakes a call that waits for room.
-            table = self._kv.open(call.known, call.capacity)
-            if table is None and self._ahead.drop_all():
-                continue
-            if table is None:
-                return
-            call.table = table
-            self.running.append(self._waiting.pop(0))
+                if call.table is None:
+                    self._fail(call, StepError(f"call {request_id} was stopped"))
 
     def _continue(self, call: Call, ahead: RunAhead) -> None:
         """Start a call on the pages of a row that ran ahead, from the logits that it has already."""
-        call.table = table = ahead.table
+        table = ahead.table
         table.reused_tokens, table.reused_blocks = table.length, len(table.blocks) - table.new_blocks
         if not ahead.computed:
             return
@@ -149,17 +131,6 @@ class Scheduler:
         for i, row in enumerate(ahead, first):
             row.take(best.places[i], best.finite[i], logits[i])
         self._ahead.pass_over()
-
-    def _plan(self) -> list[tuple[Call, Row]]:
-        """Short rows first, so that a long prefill delays nobody by more than a chunk."""
-        budget, planned = self._max_batch_tokens, []
-        for call in sorted(self.running, key=_remaining):
-            if budget <= 0:
-                break
-            row = call.next_row(budget)
-            planned.append((call, row))
-            budget -= len(row.tokens)
-        return planned
 
     def _advance(self, calls: Sequence[Call], rows: Sequence[Row], logits: Tensor, started: float) -> None:
         best = self._decoder.best()
@@ -256,10 +227,8 @@ class Scheduler:
         kept = min(len(call.known) - 1, table.length)
         law = self._full_laws(call)
         result = call.result(law)
-        self.running.remove(call)
-        if call.goes_on:
-            self._ahead.start(call)
-        else:
+        self._roster.remove(call)
+        if not (call.goes_on and self._ahead.start(call)):
             self._kv.close(table, call.known[:kept])
         call.future.set_result(result)
 
@@ -278,13 +247,8 @@ class Scheduler:
         return full
 
     def _fail(self, call: Call, error: Exception) -> None:
+        self._roster.remove(call)
         if call.table is not None:
-            self.running.remove(call)
             self._kv.close(call.table, [])
             call.table = None
         call.future.set_exception(error)
-
-
-def _remaining(call: Call) -> tuple[int, int]:
-    assert call.table is not None
-    return (len(call.known) - call.table.length, call.request.arrival)

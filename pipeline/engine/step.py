@@ -19,6 +19,8 @@ from pipeline.sampling.rules import RULE_AUTO
 
 FloatArray = npt.NDArray[np.float32]
 
+DEFAULT_PRIORITY = 2  # what 0 stands for: one level may be put before those who do not say, any number behind
+
 
 @dataclass(frozen=True)
 class StepRequest:
@@ -39,6 +41,7 @@ class StepRequest:
         return_logits: ask for [new, vocab] log laws of the returned tokens (`return_generation_logits`).
         return_log_probs: ask for the log probability of each returned token.
         arrival: order of the request at the orchestrator; smaller is admitted first.
+        priority: 1 goes first, larger ones later, 0 as DEFAULT_PRIORITY; within one, arrival decides.
         continues: another plain call will go on from the last token of this one, unless the text ends: the engine
             may compute ahead.
     """
@@ -56,18 +59,23 @@ class StepRequest:
     return_logits: bool = False
     return_log_probs: bool = False
     arrival: int = 0
+    priority: int = 0
     continues: bool = False
 
 
 @dataclass(frozen=True)
 class KvUse:
-    """What one call took from the KV pool, in blocks (`kv_cache_*` outputs) and in computed tokens."""
+    """What one call took from the KV pool, in blocks (`kv_cache_*` outputs) and in computed tokens.
+
+    A call that was `preempted`, so many times, counts blocks since it started again, and all tokens that it computed.
+    """
 
     alloc_new_blocks: int = 0
     reused_blocks: int = 0
     alloc_total_blocks: int = 0
     reused_tokens: int = 0
     computed_tokens: int = 0
+    preempted: int = 0
 
 
 @dataclass(frozen=True)

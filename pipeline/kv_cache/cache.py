@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pipeline.kv_cache.block_pool import BlockPool
 from pipeline.kv_cache.page_table import PageTable
@@ -15,7 +15,7 @@ CopyBlock = Callable[[int, int, int], None]  # (source block, destination block,
 class KvCache:
     """Opens a page table for a call and indexes what the call leaves behind.
 
-    A call is opened with its whole need, so it never runs out of blocks half way. Rollback is `close` with
+    A call is opened for a number of tokens and may be extended, as long as there is room. Rollback is `close` with
     fewer tokens than were computed: blocks beyond them go back to the pool and are never indexed.
 
     Args:
@@ -128,6 +128,10 @@ class KvCache:
         for block in table.blocks:
             self.pool.release(block)
         table.blocks = []
+
+    def blocks_beside(self, tables: Iterable[PageTable]) -> int:
+        """Blocks that a call could have if no others than `tables` were open: what they share with it comes on top."""
+        return self.pool.num_blocks - len({block for table in tables for block in table.blocks})
 
     @property
     def available_blocks(self) -> int:

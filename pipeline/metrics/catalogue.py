@@ -61,6 +61,12 @@ DECISIONS = Metric("spec_decode_decisions_total", "counter", "Decisions on K, by
 DRAFT_FAILURES = Metric(
     "spec_decode_draft_failures_total", "counter", "Draft calls that failed; the round ran plainly."
 )
+DRAFTS_AHEAD = Metric(
+    "spec_decode_drafts_ahead_total", "counter", "Blocks drafted while the block before them was verified."
+)
+DRAFTS_AHEAD_USED = Metric(
+    "spec_decode_drafts_ahead_used_total", "counter", "Rounds whose draft was made during the round before."
+)
 ANSWERS = Metric("spec_decode_answers_total", "counter", "Answers that ended, by finish reason.", ("finish_reason",))
 CANCELLATIONS = Metric(
     "spec_decode_cancellations_total", "counter", "Answers and waiting requests that their client withdrew."
@@ -108,6 +114,12 @@ KV_BLOCKS = Metric(
 )
 KV_REUSED = Metric("spec_decode_kv_reused_blocks_total", "counter", "KV blocks taken over by calls.", ("model",))
 KV_NEW = Metric("spec_decode_kv_new_blocks_total", "counter", "KV blocks newly filled by calls.", ("model",))
+KV_PREEMPTIONS = Metric(
+    "spec_decode_kv_preemptions_total",
+    "counter",
+    "Times that a call gave its KV blocks back.",
+    ("model",),
+)
 
 # What each process exports: two that exported one series would take it from each other (`Metric` objects of Triton
 # share a series by its labels, and the first that goes removes it).
@@ -123,6 +135,8 @@ ORCHESTRATOR_METRICS = (
     ROUNDS,
     DECISIONS,
     DRAFT_FAILURES,
+    DRAFTS_AHEAD,
+    DRAFTS_AHEAD_USED,
     ANSWERS,
     CANCELLATIONS,
     REFUSALS,
@@ -138,5 +152,5 @@ ORCHESTRATOR_METRICS = (
     DRAFT_USABLE,
     ABANDONED,
 )
-STEP_METRICS = (KV_BLOCKS, KV_REUSED, KV_NEW)
+STEP_METRICS = (KV_BLOCKS, KV_REUSED, KV_NEW, KV_PREEMPTIONS)
 METRICS = (*ORCHESTRATOR_METRICS, *STEP_METRICS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from pipeline.drafting.base import Draft, DraftContext, Drafter, DraftSession, Offer
@@ -39,6 +40,7 @@ class Orchestrator:
         burst: plain tokens per target call at most.
         trace: is given every round, and closed with the orchestrator.
         switch: turns speculation off for everybody; None: it stays with the controllers.
+        draft_ahead: the draft goes on behind every block that it proposed, while the target verifies it.
 
     Attributes:
         recorder: told of every round; a server puts its own here.
@@ -56,6 +58,7 @@ class Orchestrator:
         burst: int = 8,
         trace: TraceWriter | None = None,
         switch: SpeculationSwitch | None = None,
+        draft_ahead: bool = False,
     ) -> None:
         switch = switch or SpeculationSwitch(AUTO, target.limits.max_draft_len)
         self._intake = Intake(tokenizer, target, controllers, drafter.deterministic, default_rule, burst, switch)
@@ -63,6 +66,7 @@ class Orchestrator:
         self._verifier = verifier
         self._drafter = drafter
         self._trace = trace
+        self._draft_ahead = draft_ahead
         self.admission = admission
         self.draft_health = DraftHealth()
         self.recorder: Recorder = NoRecorder()
@@ -91,7 +95,9 @@ class Orchestrator:
             run = self._intake.prepare(request, sequence)
             try:
                 with self.admission.admit(run.kv_tokens, is_cancelled) as arrival:
-                    yield from self._rounds(run, arrival, is_cancelled)
+                    target, draft_context = _contexts(run, arrival)
+                    with closing(self._drafter.start(draft_context)) as session:
+                        yield from self._rounds(run, target, session, is_cancelled)
             except CancelledError:
                 yield run.last_chunk(CANCELLED)
 
@@ -99,9 +105,9 @@ class Orchestrator:
         """How busy it is, from any thread."""
         return LoopState(self.admission.running, self.admission.waiting, self.draft_health.usable)
 
-    def _rounds(self, run: Run, arrival: int, is_cancelled: Callable[[], bool]) -> Iterator[Chunk]:
-        target, draft_context = _contexts(run, arrival)
-        session = self._drafter.start(draft_context)
+    def _rounds(
+        self, run: Run, target: TargetContext, session: DraftSession, is_cancelled: Callable[[], bool]
+    ) -> Iterator[Chunk]:
         history = list(run.prompt_ids)
         reason: str | None = None
         index = 0
@@ -112,6 +118,7 @@ class Orchestrator:
             # Round 0 is plain: speculation must not cost time to first token.
             decision = Decision.plain(1, "first_token") if index == 0 else self._decide(run, session)
             draft, draft_s = self._draft(run, session, decision, index)
+            self._look_ahead(run, session, draft, index)
             verdict, verify_s = self._verify(target, tuple(history), draft, decision, index, run.answer.remaining)
             committed = run.answer.commit(verdict.tokens, verdict.accepted, verdict.ended, verdict.log_probs)
             history.extend(committed.token_ids)
@@ -155,6 +162,15 @@ class Orchestrator:
         if decision.offer.source == "model":
             self.draft_health.worked()
         return draft, time.perf_counter() - started
+
+    def _look_ahead(self, run: Run, session: DraftSession, draft: Draft | None, index: int) -> None:
+        if draft is None or not self._draft_ahead:
+            return
+        # After all of this block and the bonus a last token is the target's, as in every round.
+        left = run.answer.remaining - len(draft.ids) - 2
+        if left > 0 and session.look_ahead(draft, min(len(draft.ids), left), index + 1):
+            run.statistics.drafts_ahead += 1
+            self.recorder.drafted_ahead()
 
     def _draft_failed(self, run: Run) -> None:
         """The request goes on without its draft: slower, never wrong."""
@@ -207,6 +223,7 @@ class Orchestrator:
             draft_s=times.draft_s,
             verify_s=times.verify_s,
             overhead_s=times.overhead_s,
+            ahead=draft is not None and draft.ahead,
         )
         run.statistics.add(record)
         self.recorder.round_ended(record)
@@ -224,7 +241,8 @@ class Orchestrator:
         dropped = draft is not None and verdict.drafted == 0
         observed = not failed and not prefilled and not dropped
         key = decision.offer.key if decision.offer is not None and draft is not None else None
-        seen = Observation(key, verdict.drafted, verdict.accepted, len(verdict.tokens), self.admission.running, times)
+        load, computed = self.admission.running, len(verdict.tokens)
+        seen = Observation(key, verdict.drafted, verdict.accepted, computed, load, times, record.ahead)
         if observed:
             run.controller.observe(seen)
         if self._trace is not None:
@@ -257,6 +275,7 @@ def _trace_line(
         verify_s=record.verify_s,
         overhead_s=record.overhead_s,
         time_s=time.time(),
+        ahead=record.ahead,
     )
 
 

@@ -35,6 +35,10 @@ class Recorder(ABC):
         """A draft call failed; the request goes on."""
 
     @abstractmethod
+    def drafted_ahead(self) -> None:
+        """A block is drafted while the one before is verified."""
+
+    @abstractmethod
     def first_token(self, seconds: float) -> None:
         """An answer has its first token, so many seconds after its request arrived."""
 
@@ -53,6 +57,8 @@ class NoRecorder(Recorder):
     def round_ended(self, record: RoundRecord) -> None: ...
 
     def draft_failed(self) -> None: ...
+
+    def drafted_ahead(self) -> None: ...
 
     def first_token(self, seconds: float) -> None: ...
 
@@ -77,6 +83,8 @@ class TallyRecorder(Recorder):
             (metrics.DECISIONS, (record.reason,), 1),
             (metrics.COMMITTED_TOKENS, (), record.committed),
         ]
+        if record.ahead:
+            counts.append((metrics.DRAFTS_AHEAD_USED, (), 1))
         if record.drafted:
             counts += (
                 (metrics.DRAFTS, (), 1),
@@ -98,6 +106,9 @@ class TallyRecorder(Recorder):
 
     def draft_failed(self) -> None:
         self._tally.add([(metrics.DRAFT_FAILURES, (), 1)])
+
+    def drafted_ahead(self) -> None:
+        self._tally.add([(metrics.DRAFTS_AHEAD, (), 1)])
 
     def first_token(self, seconds: float) -> None:
         self._tally.add((), [(metrics.FIRST_TOKEN_S, seconds)])

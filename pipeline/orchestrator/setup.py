@@ -68,6 +68,7 @@ def make_orchestrator(
         burst=spec.controller.burst,
         trace=_open_trace(spec, target_manifest, draft_manifest),
         switch=SpeculationSwitch(spec.speculation, target_manifest.limits.max_draft_len, switch_file),
+        draft_ahead=spec.drafts_ahead,
     )
 
 

@@ -18,7 +18,8 @@ class RoundRecord:
         accepted: of those, how many were kept.
         committed: tokens given to the client, after EOS, stop words and length.
         text: the text of the accepted tokens, then of the correction or bonus.
-        draft_s, verify_s, overhead_s: wall seconds.
+        draft_s, verify_s, overhead_s: wall seconds; the first is what was waited for the draft.
+        ahead: its draft was made during the round before.
     """
 
     index: int
@@ -31,6 +32,7 @@ class RoundRecord:
     draft_s: float = 0.0
     verify_s: float = 0.0
     overhead_s: float = 0.0
+    ahead: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -42,7 +44,8 @@ class RequestStatistics:
 
     `mean_acceptance_length` counts committed tokens per speculative round, correction or bonus included;
     `draft_acceptance_rate` is accepted over drafted; histograms leave the correction or bonus out. `decisions` counts
-    all rounds by reason, `plain_decisions` those without a verified draft: why K was 0.
+    all rounds by reason, `plain_decisions` those without a verified draft: why K was 0. `drafts_ahead` counts blocks
+    that were drafted while the one before was verified, `drafts_ahead_used` the rounds that used one.
     """
 
     prompt_tokens: int
@@ -63,6 +66,8 @@ class RequestStatistics:
     seed: int
     reproducible: bool
     draft_failures: int
+    drafts_ahead: int
+    drafts_ahead_used: int
     target_reused_tokens: int
     target_computed_tokens: int
     draft_s: float
@@ -84,6 +89,8 @@ class StatisticsCollector:
     seed: int
     reproducible: bool
     draft_failures: int = 0
+    drafts_ahead: int = 0
+    drafts_ahead_used: int = 0
     target_reused_tokens: int = 0
     target_computed_tokens: int = 0
     committed: int = 0
@@ -104,6 +111,7 @@ class StatisticsCollector:
         self.draft_s += record.draft_s
         self.verify_s += record.verify_s
         self.overhead_s += record.overhead_s
+        self.drafts_ahead_used += record.ahead
         self._sources[record.source] += 1
         self._reasons[record.reason] += 1
         self._drafted[record.drafted] += 1
@@ -137,6 +145,8 @@ class StatisticsCollector:
             seed=self.seed,
             reproducible=self.reproducible,
             draft_failures=self.draft_failures,
+            drafts_ahead=self.drafts_ahead,
+            drafts_ahead_used=self.drafts_ahead_used,
             target_reused_tokens=self.target_reused_tokens,
             target_computed_tokens=self.target_computed_tokens,
             draft_s=self.draft_s,

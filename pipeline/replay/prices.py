@@ -111,7 +111,7 @@ class Prices:
         self._parts[("verify", k), bucket].add(line.verify_s, passes)
         self._parts[("overhead", k > 0), bucket].add(line.overhead_s)
         self._scale("target", bucket, line.verify_s, passes * self._target.seconds(k + 1))
-        if line.source is not None and k:
+        if line.source is not None and k and not line.ahead:
             self._parts[("draft", line.source, k), bucket].add(line.draft_s)
             self._scale(line.source, bucket, line.draft_s, _drafting(self._draft, line.source, k))
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-Role = Literal["draft", "target"]
-ROLES: tuple[Role, ...] = ("draft", "target")
+Role = Literal["draft", "target", "ahead"]
+ROLES: tuple[Role, ...] = ("draft", "target", "ahead")
 
 SEED_BITS = 64
 _SEED_MASK = (1 << SEED_BITS) - 1
@@ -41,18 +41,19 @@ def call_seed(request_seed: int, round_index: int, role: Role) -> int:
     """The seed of one step-model call: blake2b(request seed, round, role).
 
     Draft and target get different seeds in every round: with one for both, a draft token would be accepted by
-    the very number that chose it.
+    the very number that chose it. So do drafts made ahead: a round falls back on fresh ones where the first of them was
+    wrong, and numbers that are known to have chosen wrongly are not random any more.
 
     Args:
         request_seed: any integer.
         round_index: the round within the request, from 0.
-        role: "draft" or "target".
+        role: "draft", "target", or "ahead": a draft for this round that was made during the one before.
 
     Returns:
         An integer in [0, 2**64).
 
     Raises:
-        ValueError: the role is neither.
+        ValueError: the role is none of them.
     """
     if role not in ROLES:
         raise ValueError(f"role = {role!r}: must be one of {', '.join(ROLES)}")

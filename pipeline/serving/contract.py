@@ -35,6 +35,7 @@ SPEC_DECODE_MODEL = "spec_decode"
 # Request parameters: Triton carries them beside the tensors.
 RULE_PARAMETER = "acceptance_rule"
 ARRIVAL_PARAMETER = "arrival"
+PRIORITY_PARAMETER = "priority"
 CONTINUES_PARAMETER = "continues"
 CHAT_PARAMETER = "chat"
 STREAM_TOKENS_PARAMETER = "stream_tokens"

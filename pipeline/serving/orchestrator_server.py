@@ -147,7 +147,7 @@ class OrchestratorServer:
             return BlsStepModel(
                 name,
                 utils,
-                max_calls=spec.limits.max_requests,  # a request has at most one call in flight
+                max_calls=spec.limits.max_requests * (spec.draft_calls if name == DRAFT_MODEL else 1),
                 deadline_s=deadline_s,
                 dialect=_dialect(engines_dir / name),
             )

@@ -21,6 +21,7 @@ from pipeline.serving.contract import (
     ARRIVAL_PARAMETER,
     CONTINUES_PARAMETER,
     PERF_OUTPUTS,
+    PRIORITY_PARAMETER,
     RULE_PARAMETER,
     STEP_STATS,
     Array,
@@ -105,6 +106,8 @@ def encode_request(request: StepRequest, dialect: Dialect = OWN) -> EncodedCall:
         outputs += ("output_log_probs",)
     if dialect.own_tensors:
         parameters: dict[str, str | int | bool] = {RULE_PARAMETER: request.rule, ARRIVAL_PARAMETER: request.arrival}
+        if request.priority:
+            parameters[PRIORITY_PARAMETER] = request.priority
         if request.continues:
             parameters[CONTINUES_PARAMETER] = True
         return EncodedCall(tensors, parameters, (*outputs, STEP_STATS))
@@ -154,6 +157,7 @@ def decode_request(tensors: Mapping[str, Array], parameters: Mapping[str, Any], 
         return_logits=bool(scalar_of(tensors, "return_generation_logits", False)),
         return_log_probs=bool(scalar_of(tensors, "return_log_probs", False)),
         arrival=_parameter(parameters, ARRIVAL_PARAMETER, 0),
+        priority=_parameter(parameters, PRIORITY_PARAMETER, 0),
         continues=_parameter(parameters, CONTINUES_PARAMETER, False),
     )
     _check(request)
@@ -178,6 +182,8 @@ def _check(request: StepRequest) -> None:
         raise InvalidRequestError("seed", request.seed, "must fit an unsigned 64-bit integer")
     if not 0 <= request.min_tokens <= _INT32_MAX:
         raise InvalidRequestError("min_tokens", request.min_tokens, "must be 0 or more")
+    if request.priority < 0:
+        raise InvalidRequestError(PRIORITY_PARAMETER, request.priority, "must be 0 or more")
     logits, drafts = request.draft_logits, len(request.draft_ids)
     if drafts and request.max_new_tokens != drafts + 1:
         raise InvalidRequestError(

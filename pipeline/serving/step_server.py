@@ -130,6 +130,7 @@ class StepServer:
                     (
                         (metrics.KV_REUSED, self._labels, result.kv.reused_blocks),
                         (metrics.KV_NEW, self._labels, result.kv.alloc_new_blocks),
+                        (metrics.KV_PREEMPTIONS, self._labels, result.kv.preempted),
                     )
                 )
             answer = encode_result(result, call, outputs)

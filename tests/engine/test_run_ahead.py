@@ -7,60 +7,21 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
-import torch
-from tiny_models import LIMITS, TinyModel, Watched, make_decoder
+from hand_stepped import Engine
+from tiny_models import LIMITS, TinyModel, Watched
 
 from pipeline.engine import embedded
 from pipeline.engine.call import Call
 from pipeline.engine.decoder import Best
 from pipeline.engine.run_ahead import PATIENCE
-from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.step import StepRequest, StepResult
 from pipeline.errors import StepError
-from pipeline.kv_cache.cache import KvCache
 from pipeline.sampling.params import GREEDY, SamplingParams
 from pipeline.sampling.random import call_seed
 
 PROMPT = (57, 82, 25, 87, 55, 60, 59)
 WARM = SamplingParams(0.9)
 BURSTS = (1, 2, 4, 3, 5)
-
-
-class Engine:
-    """A scheduler that is stepped by hand, and the rows of each of its passes."""
-
-    def __init__(self, folder: TinyModel, blocks: int = 48) -> None:
-        self.decoder = make_decoder(folder.folder, blocks=blocks)
-        self.kv = KvCache(blocks, LIMITS.tokens_per_block, self.decoder.copy_block)
-        self.scheduler = Scheduler(self.decoder, self.kv, 8)
-        self.rows: list[list[tuple[int, int]]] = []  # (start, tokens) of each row of a pass
-        forward = self.decoder.forward
-
-        def recorded(batch: object) -> torch.Tensor:
-            self.rows.append([(row.start, len(row.tokens)) for row in batch.rows])  # type: ignore[attr-defined]
-            return forward(batch)  # type: ignore[arg-type]
-
-        self.decoder.forward = recorded  # type: ignore[method-assign]
-
-    def add(self, tokens: tuple[int, ...], new: int, **options: object) -> Future[StepResult]:
-        future: Future[StepResult] = Future()
-        request = StepRequest("r", tokens, new, **options)  # type: ignore[arg-type]
-        self.scheduler.add(Call(request, "block", future, request.draft_ids))
-        return future
-
-    def run(self, future: Future[StepResult]) -> tuple[int, ...]:
-        while not future.done():
-            self.step()
-        return future.result().output_ids
-
-    def step(self) -> None:
-        with torch.inference_mode():
-            self.scheduler.step()
-
-    @property
-    def idle(self) -> bool:
-        self.kv.check_integrity()
-        return self.kv.available_blocks == self.kv.pool.num_blocks
 
 
 @pytest.fixture

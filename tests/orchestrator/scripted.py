@@ -203,6 +203,7 @@ def make_rig(
     verifies: int = 64,
     trace: TraceWriter | None = None,
     switch: SpeculationSwitch | None = None,
+    draft_ahead: bool = False,
     **drafting: Any,
 ) -> Rig:
     """Join scripted parts; `drafting` goes to the ScriptedDrafter."""
@@ -219,6 +220,7 @@ def make_rig(
         admission=Admission(limits.kv_blocks, limits.tokens_per_block, limits.max_requests),
         trace=trace,
         switch=switch,
+        draft_ahead=draft_ahead,
     )
     return Rig(orchestrator, target, drafter)
 

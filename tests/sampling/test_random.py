@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.sampling.random import call_seed, fresh_seed, uniforms
+from pipeline.sampling.random import ROLES, call_seed, fresh_seed, uniforms
 
 GOLDEN = [0.3035680343067586, 0.8487087496857769]
 GOLDEN_SEED = 9637765650832099945
@@ -52,9 +52,9 @@ def test_call_seeds_differ_by_request_round_and_role() -> None:
         call_seed(request, turn, role)
         for request in (-1, 0, 1, 10, 2**63, 2**64)
         for turn in range(50)
-        for role in ("draft", "target")
+        for role in ROLES
     }
-    assert len(seeds) == 6 * 50 * 2
+    assert len(seeds) == 6 * 50 * 3
     assert all(0 <= seed < 2**64 for seed in seeds)
     with pytest.raises(ValueError, match="'verifier'"):
         call_seed(1, 1, "verifier")  # type: ignore[arg-type]

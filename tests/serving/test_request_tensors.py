@@ -59,6 +59,7 @@ def requests(draw: st.DrawFn) -> StepRequest:
         return_logits=draw(st.booleans()),
         return_log_probs=draw(st.booleans()),
         arrival=draw(st.integers(0, 1 << 40)),
+        priority=draw(st.integers(0, 9)),
     )
 
 
@@ -92,6 +93,7 @@ def test_round_trip(request: StepRequest, with_vocab: bool) -> None:
         "return_logits",
         "return_log_probs",
         "arrival",
+        "priority",
     ):
         assert getattr(found, name) == getattr(request, name)
     if request.sampling.greedy:
@@ -264,6 +266,8 @@ def test_parameters_have_types() -> None:
         decode_request(minimal(), {"acceptance_rule": 3}, "r")
     with pytest.raises(InvalidRequestError, match="arrival = 'first'"):
         decode_request(minimal(), {"arrival": "first"}, "r")
+    with pytest.raises(InvalidRequestError, match="priority = -1: must be 0 or more"):
+        decode_request(minimal(), {"priority": -1}, "r")
 
 
 def test_sender_checks_too() -> None:

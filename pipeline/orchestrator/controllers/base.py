@@ -50,6 +50,7 @@ class Observation:
         drafted, accepted: tokens verified and kept; equal counts are a censored observation.
         computed: tokens decided by the target in this round (K + 1 at most, or the burst).
         load: requests in flight.
+        ahead: the draft was made during the round before: its seconds are no price of drafting.
     """
 
     key: str | None
@@ -58,6 +59,7 @@ class Observation:
     computed: int
     load: int
     times: RoundTimes
+    ahead: bool = False
 
 
 class KController(ABC):

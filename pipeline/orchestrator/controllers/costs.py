@@ -105,13 +105,15 @@ class CostModel:
                 bucket.check_after = min(2 * bucket.check_after, LAST_CHECK)
             bucket.rounds_since_plain = 0
 
-    def add_round(self, source: str, k: int, draft_s: float, verify_s: float, overhead_s: float, load: int) -> None:
-        """Record a speculative round."""
+    def add_round(
+        self, source: str, k: int, draft_s: float | None, verify_s: float, overhead_s: float, load: int
+    ) -> None:
+        """Record a speculative round; draft_s None: nobody waited for the draft."""
         with self._lock:
             bucket = self._bucket(load)
             self._add_verify(bucket, k, verify_s)
             table = self._draft_table(source, k)
-            if table > 0.0:
+            if draft_s is not None and table > 0.0:
                 shape = bucket.draft.setdefault(source, _Mean(1.0, SHAPE_TRUST, SHAPE_MEMORY))
                 shape.add(min(draft_s / (table * bucket.speed.value), STALL * shape.value))
             bucket.overhead.add(min(overhead_s, STALL * bucket.overhead.value))

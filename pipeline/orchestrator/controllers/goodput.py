@@ -73,7 +73,8 @@ class GoodputController(KController):
         source = observation.key.partition("-")[0]
         drafted, accepted = observation.drafted, observation.accepted
         self._acceptance.add(observation.key, drafted, accepted)
-        self._costs.add_round(source, drafted, times.draft_s, times.verify_s, times.overhead_s, load)
+        draft_s = None if observation.ahead else times.draft_s
+        self._costs.add_round(source, drafted, draft_s, times.verify_s, times.overhead_s, load)
         if self._probing:
             self._probing = False
             if accepted == drafted:
@@ -87,7 +88,8 @@ class GoodputController(KController):
         overhead = self._costs.overhead_s(load)
 
         def per_token(k: int) -> float:
-            round_s = self._costs.draft_s(offer.source, k, load) + self._costs.verify_s(k, load) + overhead
+            draft_s = 0.0 if offer.ready else self._costs.draft_s(offer.source, k, load)
+            round_s = draft_s + self._costs.verify_s(k, load) + overhead
             return round_s / committed[k]
 
         times = {k: per_token(k) for k in range(1, offer.max_k + 1)}

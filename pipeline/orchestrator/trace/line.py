@@ -63,6 +63,7 @@ class TraceRound:
         load: requests in flight.
         observed: the controller learnt from it; false where a prompt was taken in or a draft failed.
         draft_s, verify_s, overhead_s: wall seconds; time_s: Unix time at its end.
+        ahead: the draft was made during the round before; draft_s is what was still waited for it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _FORBID
@@ -88,6 +89,7 @@ class TraceRound:
     verify_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     overhead_s: Annotated[float, Field(allow_inf_nan=False)]
     time_s: float
+    ahead: bool = False
     kind: Literal["round"] = "round"
 
     @property
