@@ -96,7 +96,7 @@ class Burst:
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
-        self.reset()
+        self._next = min(FIRST_BURST, largest)
 
     def plain(self, remaining: int, reason: str) -> Decision:
         """Decode the next burst plainly; more of them will follow."""
