@@ -72,10 +72,6 @@ class LlamaCpp(AbstractContextManager["LlamaCpp"]):
         """Contestants by name."""
         return {name: self._decoder(server) for name, server in self._servers.items()}
 
-    def text(self, name: str, prompt: str) -> str:
-        """What one of them answers, greedily."""
-        return str(self._ask(self._servers[name], prompt)["choices"][0]["text"])
-
     def _decoder(self, server: Any) -> Decode:
         def decode(asked: Asked) -> int:
             return int(self._ask(server, asked.text)["usage"]["completion_tokens"])
