@@ -40,16 +40,20 @@ def write_gguf(model: Path, tokenizer: Path, destination: Path, embedding: Path 
 
     Args:
         model: folder with config.json and model.safetensors.
-        tokenizer: folder with tokenizer.json, a byte-level BPE.
+        tokenizer: folder with tokenizer.json, a byte-level BPE that splits digits, and tokenizer_config.json.
         destination: the GGUF file.
         embedding: folder that has the token embedding where `model` has none (a draft that shares its target's).
 
     Raises:
-        SpecError: a model of another family, or a tensor that a llama model does not have.
+        SpecError: a model of another family, scaled RoPE, or a tensor that a llama model does not have.
     """
     config = json.loads((model / "config.json").read_text())
-    if config["model_type"] != "llama":
-        raise SpecError(f"{model}: model_type = {config['model_type']!r}: only llama is written as GGUF")
+    if config.get("model_type") != "llama":
+        raise SpecError(f"{model}: model_type = {config.get('model_type')!r}: only llama is written as GGUF")
+    for scaling in (config.get("rope_parameters"), config.get("rope_scaling")):
+        kind = (scaling or {}).get("rope_type", "default")
+        if kind != "default":
+            raise SpecError(f"{model}: rope_type = {kind!r}: only plain RoPE is written as GGUF")
     destination.parent.mkdir(parents=True, exist_ok=True)
     scratch = destination.with_suffix(".part")
     writer = gguf.GGUFWriter(scratch, "llama")
@@ -118,6 +122,7 @@ def _converted(name: str, weights: Array, config: dict[str, Any]) -> Array:
 
 def _write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -126,7 +131,7 @@ def _write_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_freq_base(rope.get("rope_theta") or config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
 
@@ -145,4 +150,12 @@ def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: dict[str, An
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in data["model"]["merges"]])
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
+    if config.get("pad_token_id") is not None:
+        writer.add_pad_token_id(config["pad_token_id"])
+    named = json.loads((folder / "tokenizer_config.json").read_text())
+    unknown = next((number for number, token in by_id.items() if token == named.get("unk_token")), None)
+    if unknown is not None:
+        writer.add_unk_token_id(unknown)
+    if named.get("chat_template"):
+        writer.add_chat_template(named["chat_template"])
     writer.add_add_bos_token(False)

@@ -35,19 +35,16 @@ class LlamaCpp(AbstractContextManager["LlamaCpp"]):
     """llama.cpp servers in this process, one per way of decoding, each with a cache of its own.
 
     Args:
-        target: Hugging Face folder of the target.
-        draft: that of the draft, which may share the target's embedding; None measures plain decoding alone.
-        cache: folder of the GGUF files; they are written once.
+        target, draft: GGUF files; without a draft plain decoding is measured alone.
         threads: of a pass.
         max_tokens: decoded, exactly.
-        tick: told what is written and loaded.
+        tick: told what is loaded.
     """
 
     def __init__(
         self,
         target: Path,
         draft: Path | None,
-        cache: Path,
         threads: int,
         max_tokens: int,
         tick: Callable[[str], None],
@@ -55,12 +52,10 @@ class LlamaCpp(AbstractContextManager["LlamaCpp"]):
         self._library: Any = import_module(PACKAGE)
         self._threads = threads
         self._max_tokens = max_tokens
-        tick("writing F16 GGUF")
-        self._target = _gguf(target, target, cache, None)
-        self._draft = None if draft is None else _gguf(draft, target, cache, target)
+        self._target, self._draft = target, draft
         tick("loading llama.cpp")
         self._servers = {PLAIN: self._server(None)}
-        if self._draft is not None:
+        if draft is not None:
             self._servers |= {speculative_name(k): self._server(k) for k in DRAFT_TOKENS}
 
     def __exit__(self, *_: object) -> None:
@@ -105,6 +100,21 @@ class LlamaCpp(AbstractContextManager["LlamaCpp"]):
     def _limit(self, params: Any) -> None:
         params.cpuparams.n_threads = self._threads
         params.cpuparams_batch.n_threads = self._threads
+
+
+def gguf_files(target: Path, draft: Path | None, cache: Path) -> tuple[Path, Path | None]:
+    """The models as F16 GGUF, written where they are not there yet.
+
+    Args:
+        target: Hugging Face folder of the target.
+        draft: that of the draft, which may share the target's embedding.
+        cache: folder of the GGUF files.
+
+    Raises:
+        SpecError: a model that cannot be written as GGUF here.
+    """
+    draft_file = None if draft is None else _gguf(draft, target, cache, target)
+    return _gguf(target, target, cache, None), draft_file
 
 
 def _gguf(model: Path, tokenizer: Path, cache: Path, embedding: Path | None) -> Path:

@@ -25,7 +25,14 @@ from pipeline.client.bench_concurrency import (
     print_points,
     unique_prompts,
 )
-from pipeline.client.bench_local import WARM_UP, OtherResult, Others, compare_with_others, served_over_local
+from pipeline.client.bench_local import (
+    WARM_UP,
+    OtherResult,
+    Others,
+    compare_with_others,
+    gguf_of,
+    served_over_local,
+)
 from pipeline.client.bench_served import FIXED_K, ServedBench, ServedResult
 from pipeline.client.bench_tables import conditions, print_others, print_served, served_report
 from pipeline.client.prompts import BUILT_IN, Prompt, load_prompts
@@ -82,6 +89,9 @@ def run_bench(spec: DeploymentSpec, console: Console, options: BenchOptions) -> 
     with_llama = options.llama_cpp and is_installed()
     if options.llama_cpp and not with_llama:
         console.print(HOW, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if with_llama:
+        with console.status("writing both models as F16 GGUF"):
+            gguf_of(spec)  # what cannot be written is said before anything is measured
     chosen = _per_kind(prompts, QUICK_PER_KIND) if options.quick else prompts
     mixed = _per_kind(prompts, 1)[:LOCAL_PROMPTS]
     manifest = read_engine_manifest(spec, "target")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.bench.contest import Asked, Decode, Ratio, Standings, hold
 from pipeline.bench.llama_cpp import PLAIN as LLAMA_CPP
-from pipeline.bench.llama_cpp import LlamaCpp
+from pipeline.bench.llama_cpp import LlamaCpp, gguf_files
 from pipeline.bench.transformers_decoders import DTYPES, plain_name, transformers_decoders
 from pipeline.client.bench_served import ServedBench
 from pipeline.client.local import local_orchestrator
@@ -63,8 +63,7 @@ def compare_with_others(
     Raises:
         SpecDecodeError: an engine or a model folder that is missing.
     """
-    target = model_folder(spec.target.model)
-    draft = model_folder(spec.draft.model) if spec.draft.uses_model and spec.draft.model else None
+    target, draft = model_folders(spec)
     tokenizer = Tokenizer.load(spec.engine_dir("target"))
     asked = []
     for prompt in (WARM_UP, *prompts):
@@ -93,9 +92,8 @@ def compare_with_others(
             found, assisted = transformers_decoders(target, draft, max_tokens, others.few, tick)
             decoders |= found
         if others.llama_cpp:
-            cache = ROOT / ".cache" / "gguf"
             threads = spec.target.threads or os.cpu_count() or 1
-            llama = stack.enter_context(LlamaCpp(target, draft, cache, threads, max_tokens, tick))
+            llama = stack.enter_context(LlamaCpp(*gguf_of(spec), threads, max_tokens, tick))
             decoders |= llama.decoders
         standings = hold(decoders, asked, tick)
     return OtherResult(standings, compared(standings, assisted))
@@ -114,6 +112,25 @@ def compared(standings: Standings, assisted: Sequence[str]) -> tuple[Ratio, ...]
     if llama:
         ratios.append(standings.ratio(OWN_SPECULATIVE, standings.best(llama)))
     return tuple(ratios)
+
+
+def model_folders(spec: DeploymentSpec) -> tuple[Path, Path | None]:
+    """Of target and draft; None where the spec drafts without a model.
+
+    Raises:
+        SpecError: a folder is not there.
+    """
+    draft = model_folder(spec.draft.model) if spec.draft.uses_model and spec.draft.model else None
+    return model_folder(spec.target.model), draft
+
+
+def gguf_of(spec: DeploymentSpec) -> tuple[Path, Path | None]:
+    """A spec's models as llama.cpp reads them, written where they are not there yet.
+
+    Raises:
+        SpecError: a model that is not there, or cannot be written as GGUF here.
+    """
+    return gguf_files(*model_folders(spec), ROOT / ".cache" / "gguf")
 
 
 def model_folder(name: str) -> Path:
