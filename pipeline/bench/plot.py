@@ -11,7 +11,7 @@ from itertools import pairwise
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 40, 66
 COLOURS = 8  # classes s0 to s7 of the page's style
-LEGEND_WIDTH = 120
+LETTER = 7.0  # about, of the legend
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ def draw(
     if mark is not None:
         _, y = at(0, mark)
         parts.append(f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+    width = 24 + LETTER * max(len(one.name) for one in series)
     for number, one in enumerate(series):
         colour = f"s{number % COLOURS}"
         # Intervals at one place would hide each other.
@@ -89,9 +90,9 @@ def draw(
                 _, lower = at(point.x, point.low)
                 where = f'x1="{x + shift:.1f}" x2="{x + shift:.1f}" y1="{lower:.1f}" y2="{upper:.1f}"'
                 parts.append(f'<line class="spread {colour}" {where}/>')
-        row, column = divmod(number, (WIDTH - LEFT) // LEGEND_WIDTH)
-        x, y = LEFT + column * LEGEND_WIDTH, HEIGHT - 18 + 13 * row
-        parts.append(f'<rect class="fill {colour}" x="{x}" y="{y - 9}" width="10" height="10"/>')
+        row, column = divmod(number, max(1, int((WIDTH - LEFT) / width)))
+        x, y = LEFT + column * width, HEIGHT - 16 + 14 * row
+        parts.append(f'<rect class="fill {colour}" x="{x:.1f}" y="{y - 9}" width="10" height="10"/>')
         parts.append(_text(x + 14, y, one.name, "label"))
     return "\n".join([*parts, "</svg>"])
 

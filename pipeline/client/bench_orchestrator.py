@@ -50,8 +50,13 @@ def print_alone(console: Console, points: Sequence[AlonePoint]) -> None:
         )
         for point in points
     ]
-    columns = ("driver, controller", "in flight", "rounds", "t/round", "rounds/s/core", "rounds/s", "KB/request")
-    print_table(console, "the orchestrator alone: step models that cost nothing, in process", columns, rows)
+    columns = ("driver, controller", "at once", "rounds", "t/round", "/s/core", "/s", "KB each")
+    print_table(
+        console,
+        "the orchestrator alone, models that cost nothing: rounds per second, memory per request",
+        columns,
+        rows,
+    )
     for name in dict.fromkeys((point.driver, point.controller) for point in points):
         members = [point for point in points if (point.driver, point.controller) == name]
         slowest = min(point.rounds_per_cpu_s for point in members) / members[0].rounds_per_cpu_s
@@ -60,4 +65,5 @@ def print_alone(console: Console, points: Sequence[AlonePoint]) -> None:
             f"{', '.join(name)}: {said}; the slowest has {slowest:.2f} of the rounds per second of "
             f"{members[0].in_flight} in flight",
             highlight=False,
+            soft_wrap=True,
         )
