@@ -95,7 +95,7 @@ class LoadPoint:
         first_token, first_token_low, first_token_high: the same of times to the first token over plain's.
         plain_first_token_s, first_token_s: medians of the runs' medians.
         plain_token_s, token_s: seconds per token after the first, likewise; None where no answer has two.
-        over_one: plain tokens per second over those of one request at a time, in this run.
+        over_one: plain tokens per second over those of one request at a time, in this run; None: not measured.
         acceptance: accepted over drafted; None where nothing was drafted.
         round_split: shares of the rounds' time by part; empty where there was no round.
     """
@@ -115,13 +115,13 @@ class LoadPoint:
     first_token_s: float
     plain_token_s: float | None
     token_s: float | None
-    over_one: float
+    over_one: float | None
     acceptance: float | None
     round_split: dict[str, float]
 
     @classmethod
     def of(cls, concurrency: int, temperature: float, pairs: Sequence[Pair], plain_alone: float | None) -> LoadPoint:
-        """Args: plain_alone: plain tokens per second at concurrency 1; None where this is it."""
+        """Args: plain_alone: plain tokens per second at concurrency 1; None where this is it, or none was measured."""
         speedups = [pair.speedup for pair in pairs]
         low, high = bootstrap_interval(speedups, statistics.median)
         firsts = [pair.first_token for pair in pairs]
@@ -145,7 +145,7 @@ class LoadPoint:
             first_token_s=statistics.median(pair.speculative.first_token_s for pair in pairs),
             plain_token_s=_median([pair.plain for pair in pairs], lambda run: run.token_s),
             token_s=_median([pair.speculative for pair in pairs], lambda run: run.token_s),
-            over_one=plain / (plain_alone or plain),
+            over_one=1.0 if concurrency == 1 else None if plain_alone is None else plain / plain_alone,
             acceptance=sum(int(one["num_accepted_draft_tokens"]) for one in told) / drafted if drafted else None,
             round_split=round_split(told),
         )

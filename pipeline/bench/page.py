@@ -168,7 +168,7 @@ def _load(report: Mapping[str, Any]) -> list[str]:
             f"{p['first_token']:.2f}x",
             _number(p["plain_token_s"], ".1f", 1e3),
             _number(p["token_s"], ".1f", 1e3),
-            f"{p['over_one']:.2f}x",
+            _number(p["over_one"], ".2f"),
             " / ".join(f"{share:.0%}" for share in p["round_split"].values()),
         )
         for p in points

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -39,6 +40,7 @@ from pipeline.client.prompts import BUILT_IN, Prompt, load_prompts
 from pipeline.client.serve import running_server
 from pipeline.client.triton_client import SpecDecodeClient
 from pipeline.engine.fit import read_engine_manifest
+from pipeline.errors import SpecError
 from pipeline.serving.ports import FREE_PORTS
 from pipeline.spec import DeploymentSpec
 from pipeline.text.tokenizer import Tokenizer
@@ -85,6 +87,7 @@ def run_bench(spec: DeploymentSpec, console: Console, options: BenchOptions) -> 
     Raises:
         SpecDecodeError: a prompt file, engine or server that is missing or cannot be used.
     """
+    check_outputs(options.json_file, options.page_file)
     prompts = load_prompts(options.prompts_file or BUILT_IN)
     with_llama = options.llama_cpp and is_installed()
     if options.llama_cpp and not with_llama:
@@ -126,6 +129,7 @@ def run_bench(spec: DeploymentSpec, console: Console, options: BenchOptions) -> 
         progress.update(task, description="many requests at once", completed=pairs + 1)
     report |= _load_report(found, load.max_tokens)
     report["acceptance"] = report.get("acceptance", {}) | _acceptance_report(found)
+    _save(report, options.json_file)  # an hour's figures do not hang on what other people's programs do
     if not only_load or with_llama:
         few = Others(transformers=not only_load, few=options.quick, llama_cpp=with_llama)
         others = _measure_others(spec, mixed[:QUICK_LOCAL] if options.quick else mixed, few, console)
@@ -147,13 +151,34 @@ def write_report(report: dict[str, Any], json_file: Path | None, page_file: Path
     Raises:
         SpecError: the page cannot be written.
     """
+    _save(report, json_file)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(report, indent=2) + "\n")
         console.print(f"written to {json_file}", highlight=False, soft_wrap=True)
     if page_file is not None:
         save_page(json.loads(json.dumps(report)), page_file)
         console.print(f"page written to {page_file}", highlight=False, soft_wrap=True)
+
+
+def check_outputs(*files: Path | None) -> None:
+    """Make the folders of files that will be written.
+
+    Raises:
+        SpecError: one of them cannot be written.
+    """
+    for path in files:
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecError(f"{path} cannot be written: {error.strerror}") from error
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise SpecError(f"{path} cannot be written: it is a folder, or its folder may not be written to")
+
+
+def _save(report: dict[str, Any], json_file: Path | None) -> None:
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def _measure_kinds(

@@ -194,7 +194,7 @@ def print_points(console: Console, points: Sequence[LoadPoint], max_tokens: int)
             f"{point.low:.2f}-{point.high:.2f}",
             "-" if point.acceptance is None else f"{point.acceptance:.2f}",
             f"{point.first_token:.2f}x",
-            f"{point.over_one:.2f}x",
+            "-" if point.over_one is None else f"{point.over_one:.2f}x",
         )
         for point in points
     ]

@@ -52,12 +52,13 @@ def bench(
     def work() -> int:
         counts = None if concurrency is None else tuple(parse_counts("concurrency", concurrency))
         loaded = DeploymentSpec.load(spec)
-        from pipeline.client.bench import BenchOptions, run_bench, write_report
+        from pipeline.client.bench import BenchOptions, check_outputs, run_bench, write_report
 
         if orchestrator:
             from pipeline.client.bench_orchestrator import bench_orchestrator
             from pipeline.client.bench_tables import conditions
 
+            check_outputs(json_file, report)
             part = bench_orchestrator(loaded, console)
             write_report(
                 {"conditions": conditions(loaded, None, False), "orchestrator": part}, json_file, report, console

@@ -45,6 +45,7 @@ def test_a_point_holds_medians_of_the_pairs() -> None:
     assert point.token_s == pytest.approx((10 - 0.3) / 599)
     assert point.round_split == pytest.approx({"draft": 0.25, "verify": 0.5, "overhead": 0.25})
     assert LoadPoint.of(1, 0.0, pairs, None).over_one == 1.0
+    assert LoadPoint.of(4, 0.0, pairs, None).over_one is None, "one request at a time was not measured"
 
 
 def test_a_load_that_drafted_nothing_has_no_acceptance() -> None:

@@ -50,7 +50,7 @@ def test_series_have_colours_and_steps_of_their_own() -> None:
 def test_names_are_texts_and_not_markup() -> None:
     svg = draw("<b>&", "x", [Series("<script>", (Point(0, 1.0),))], ["<i>"])
     assert "<script>" not in svg and "<b>" not in svg and "<i>" not in svg
-    assert [e.text for e in parse(svg).iter("text")][0] == "<b>&"
+    assert next(element.text for element in parse(svg).iter("text")) == "<b>&"
 
 
 @pytest.mark.parametrize("values", [(0.0,), (0.0, 0.0), (5.0, 5.0), (1e-4, 2e-4), (1e6, 3e6)])

@@ -18,6 +18,13 @@ def write(folder: Path, text: str | bytes) -> Path:
     return path
 
 
+def unbuilt(folder: Path) -> Path:
+    """A spec whose engines do not exist: whatever loads or serves them complains."""
+    spec = folder / "unbuilt.yaml"
+    spec.write_text("name: never-built\ntarget: {model: nowhere}\ndraft: {kind: none}\n")
+    return spec
+
+
 def test_a_file_is_read(tmp_path: Path) -> None:
     """Kinds are optional, empty lines are skipped, and a line ends at a line feed alone."""
     path = write(tmp_path, '{"text": "a\u2028b", "kind": "code"}\n\n{"text": "c", "more": 1}\r\n')
@@ -74,12 +81,18 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_commands_refuse_a_bad_line_before_any_work(tmp_path: Path, command: tuple[str, ...]) -> None:
-    """The spec's engines do not exist: whatever loads or serves first would complain about them instead."""
+    """Whatever loads or serves first would complain about the engines instead."""
     path = write(tmp_path, '{"text": "good"}\n{"text": 7}\n')
-    spec = tmp_path / "unbuilt.yaml"
-    spec.write_text("name: never-built\ntarget: {model: nowhere}\ndraft: {kind: none}\n")
+    spec = unbuilt(tmp_path)
     words = [str(tmp_path / "trace.jsonl") if word == "TRACE" else word for word in command]
     done = CliRunner().invoke(app, [*words, "--prompts", str(path), "--spec", str(spec)])
     assert done.exit_code == 1
     assert "prompts.jsonl:2: must be a JSON object" in done.stderr, done.stderr + done.stdout
     assert not (tmp_path / "trace.jsonl").exists()
+
+
+@pytest.mark.parametrize("option", ["--json", "--report"])
+def test_a_file_that_cannot_be_written_is_said_first(tmp_path: Path, option: str) -> None:
+    for more in ((), ("--orchestrator",)):
+        done = CliRunner().invoke(app, ["bench", *more, option, str(tmp_path), "--spec", str(unbuilt(tmp_path))])
+        assert done.exit_code == 1 and f"{tmp_path} cannot be written: it is a folder" in done.stderr
