@@ -44,6 +44,7 @@ def transformers_decoders(
     import transformers
 
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()  # the bench has its own
     decoders: dict[str, Decode] = {}
     speculative: list[str] = []
     for dtype in DTYPES:
