@@ -49,7 +49,7 @@ load: venv
 	@$(BIN)/specdec load --spec $(SPEC)
 
 bench: engines
-	@$(BIN)/specdec bench --spec $(SPEC) --json runs/bench.json
+	@$(BIN)/specdec bench --spec $(SPEC) --quick --json runs/bench.json --report runs/bench.html
 
 plan: venv
 	@$(BIN)/specdec plan $(SPEC)

@@ -1,91 +1,148 @@
-"""The in-process half of `specdec bench`: our plain decoding against transformers, and served against in-process."""
+"""The in-process half of `specdec bench`: what others decode on the same weights, and served against in-process."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from pipeline.bench.contest import Asked, Decode, Ratio, Standings, hold
+from pipeline.bench.llama_cpp import PLAIN as LLAMA_CPP
+from pipeline.bench.llama_cpp import LlamaCpp, gguf_files
+from pipeline.bench.transformers_decoders import DTYPES, plain_name, transformers_decoders
 from pipeline.client.bench_served import ServedBench
 from pipeline.client.local import local_orchestrator
 from pipeline.client.prompts import Prompt
 from pipeline.engine.embedded import load_step_model
 from pipeline.engine.step import StepRequest
+from pipeline.errors import SpecError
+from pipeline.orchestrator.intake import NO_END_ID
 from pipeline.orchestrator.request import GenerationRequest
-from pipeline.spec import DeploymentSpec
+from pipeline.spec import ROOT, DeploymentSpec
 from pipeline.text.tokenizer import Tokenizer
 
 WARM_UP = Prompt("warm-up", "Say hello to the world and count to ten.")
 OVERHEAD_K = 3  # the same work in both: the controller would answer timing with other K
+OWN_PLAIN, OWN_SPECULATIVE = "own plain", "own speculative"
 
 
-def plain_over_transformers(
-    spec: DeploymentSpec, model_folder: Path, prompts: Sequence[Prompt], max_tokens: int, tick: Callable[[str], None]
-) -> dict[str, list[float]]:
-    """Tokens per second of our plain decoding over `generate` of transformers on the same weights, greedy.
+@dataclass(frozen=True)
+class Others:
+    """What is used instead of ours.
 
-    Interleaved prompt by prompt, who goes first alternates; prompt included, each prompt once. The system prompt of
-    the chat template is in our prefix index after the first one.
-
-    Args:
-        model_folder: the Hugging Face folder that the target was built from.
-        tick: told what runs.
-
-    Returns:
-        Ratios by the dtype that transformers computes in, one per prompt.
+    Attributes:
+        transformers: `generate`, plain and with its own speculation.
+        few: fewer settings of it.
+        llama_cpp: F16, plain and with the same draft.
     """
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    import torch
-    import transformers
 
-    transformers.logging.set_verbosity_error()
+    transformers: bool = True
+    few: bool = False
+    llama_cpp: bool = False
+
+
+@dataclass(frozen=True)
+class OtherResult:
+    """How ours did beside them, and the ratios that say so."""
+
+    standings: Standings
+    ratios: tuple[Ratio, ...]
+
+
+def compare_with_others(
+    spec: DeploymentSpec, prompts: Sequence[Prompt], max_tokens: int, others: Others, tick: Callable[[str], None]
+) -> OtherResult:
+    """Greedy decoding of exactly `max_tokens` tokens in this process, prompt by prompt in turn.
+
+    The prompt is part of the time, and every contestant sees each prompt once; the system prompt of the chat template
+    is in the caches of those that have one after the first.
+
+    Raises:
+        SpecDecodeError: an engine or a model folder that is missing.
+    """
+    target, draft = model_folders(spec)
     tokenizer = Tokenizer.load(spec.engine_dir("target"))
-    references: dict[str, Any] = {}
-    for name, dtype in (("FP32", torch.float32), ("BF16", torch.bfloat16)):
-        tick(f"loading transformers {name}")
-        references[name] = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=dtype).eval()
-    own = load_step_model(spec.engine_dir("target"), spec.target.threads)
-    ratios: dict[str, list[float]] = {name: [] for name in references}
-    try:
-        for number, prompt in enumerate([WARM_UP, *prompts]):
-            text = tokenizer.apply_chat_template(prompt.text)
-            ids = tokenizer.encode(text, add_special_tokens=False)
-            tick(f"plain decoding and transformers: {prompt.kind}")
+    asked = []
+    for prompt in (WARM_UP, *prompts):
+        text = tokenizer.apply_chat_template(prompt.text)
+        asked.append(Asked(prompt.text, text, tuple(tokenizer.encode(text, add_special_tokens=False))))
+    with ExitStack() as stack:
+        tick("loading engines in this process")
+        decoders: dict[str, Decode] = {}
+        own = stack.enter_context(closing(load_step_model(spec.engine_dir("target"), spec.target.threads)))
 
-            def run_own(ids: list[int] = ids) -> float:
-                started = time.perf_counter()
-                request = StepRequest(f"bench-{time.monotonic_ns()}", tuple(ids), max_tokens)
-                count = len(own.submit(request).result().output_ids)
-                return count / (time.perf_counter() - started)
+        def plain(asked: Asked) -> int:
+            request = StepRequest(f"bench-{time.monotonic_ns()}", asked.ids, max_tokens)
+            return len(own.submit(request).result().output_ids)
 
-            def run_reference(model: Any, ids: list[int] = ids) -> float:
-                batch = torch.tensor([ids])
-                started = time.perf_counter()
-                with torch.inference_mode():
-                    out = model.generate(
-                        batch,
-                        attention_mask=torch.ones_like(batch),
-                        max_new_tokens=max_tokens,
-                        min_new_tokens=max_tokens,
-                        do_sample=False,
-                    )
-                return int(out.shape[1] - len(ids)) / (time.perf_counter() - started)
+        orchestrator = stack.enter_context(local_orchestrator(spec))
 
-            if number == 0:  # threads, caches and lazy imports
-                run_own()
-                for model in references.values():
-                    run_reference(model)
-                continue
-            own_speed = run_own() if number % 2 else 0.0
-            speeds = {name: run_reference(model) for name, model in references.items()}
-            own_speed = own_speed or run_own()
-            for name, speed in speeds.items():
-                ratios[name].append(own_speed / speed)
-    finally:
-        own.close()
-    return ratios
+        def speculative(asked: Asked) -> int:
+            request = GenerationRequest(
+                asked.message, max_tokens, end_id=NO_END_ID, stream=True, exclude_input_in_output=True, chat=True
+            )
+            return sum(len(chunk.token_ids) for chunk in orchestrator.generate(request))
+
+        decoders |= {OWN_PLAIN: plain, OWN_SPECULATIVE: speculative}
+        assisted: list[str] = []
+        if others.transformers:
+            found, assisted = transformers_decoders(target, draft, max_tokens, others.few, tick)
+            decoders |= found
+        if others.llama_cpp:
+            threads = spec.target.threads or os.cpu_count() or 1
+            llama = stack.enter_context(LlamaCpp(*gguf_of(spec), threads, max_tokens, tick))
+            decoders |= llama.decoders
+        standings = hold(decoders, asked, tick)
+    return OtherResult(standings, compared(standings, assisted))
+
+
+def compared(standings: Standings, assisted: Sequence[str]) -> tuple[Ratio, ...]:
+    """The ratios of interest among those who took part; `assisted`: transformers' ways to speculate."""
+    ratios = [
+        standings.ratio(OWN_PLAIN, plain_name(dtype)) for dtype in DTYPES if plain_name(dtype) in standings.speeds
+    ]
+    if assisted:
+        ratios.append(standings.ratio(OWN_SPECULATIVE, standings.best(assisted)))
+    llama = [name for name in standings.speeds if name.startswith(f"{LLAMA_CPP} (")]
+    if LLAMA_CPP in standings.speeds:
+        ratios += [standings.ratio(own, LLAMA_CPP) for own in (OWN_PLAIN, OWN_SPECULATIVE)]
+    if llama:
+        ratios.append(standings.ratio(OWN_SPECULATIVE, standings.best(llama)))
+    return tuple(ratios)
+
+
+def model_folders(spec: DeploymentSpec) -> tuple[Path, Path | None]:
+    """Of target and draft; None where the spec drafts without a model.
+
+    Raises:
+        SpecError: a folder is not there.
+    """
+    draft = model_folder(spec.draft.model) if spec.draft.uses_model and spec.draft.model else None
+    return model_folder(spec.target.model), draft
+
+
+def gguf_of(spec: DeploymentSpec) -> tuple[Path, Path | None]:
+    """A spec's models as llama.cpp reads them, written where they are not there yet.
+
+    Raises:
+        SpecError: a model that is not there, or cannot be written as GGUF here.
+    """
+    return gguf_files(*model_folders(spec), ROOT / ".cache" / "gguf")
+
+
+def model_folder(name: str) -> Path:
+    """The Hugging Face folder that a spec names.
+
+    Raises:
+        SpecError: it is not there.
+    """
+    folder = ROOT / ".cache" / "models" / name.removeprefix("demo:") if name.startswith("demo:") else ROOT / name
+    if not folder.is_dir():
+        raise SpecError(f"model folder {folder} is missing; run `make engines`")
+    return folder
 
 
 def served_over_local(

@@ -119,6 +119,27 @@ class ServedBench:
         assert statistics is not None
         return seconds, tuple(token for reply in replies for token in reply.token_ids), statistics
 
+    def rounds(self, prompt: Prompt) -> list[dict[str, Any]]:
+        """One more request, whose rounds are sent: not timed beside others, since sending them costs a little.
+
+        Returns:
+            Per round `seconds` since the request, drafted, accepted, committed, source and reason.
+        """
+        request = GenerationRequest(
+            prompt.text,
+            self._max_tokens,
+            stream=True,
+            exclude_input_in_output=True,
+            chat=True,
+            return_perf_metrics=True,
+        )
+        kept = ("drafted", "accepted", "committed", "source", "reason")
+        return [
+            {"seconds": reply.seconds, **{name: reply.round[name] for name in kept}}
+            for reply in self._client.generate(request)
+            if reply.round is not None
+        ]
+
     def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         text = self._tokenizer.apply_chat_template(prompt.text)
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

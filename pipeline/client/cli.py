@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.client.cli_bench import app as benches
 from pipeline.client.cli_measure import app as measuring
 from pipeline.client.cli_planning import app as planning
 from pipeline.client.command import SpecOption, console, exit_with
@@ -21,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(benches)
 app.add_typer(measuring)
 app.add_typer(planning)
 

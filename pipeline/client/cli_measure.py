@@ -1,4 +1,4 @@
-"""The commands that measure, prove and train: `specdec bench | replay | conformance | acceptance | ...`."""
+"""The commands that prove, compare and train: `specdec replay | conformance | acceptance | ...`."""
 
 from __future__ import annotations
 
@@ -10,48 +10,9 @@ import typer
 from pipeline.client.command import SpecOption, console, exit_with
 from pipeline.client.options import MaxTokensOption
 from pipeline.client.prompts import BUILT_IN as BUILT_IN_PROMPTS
-from pipeline.errors import InvalidRequestError
 from pipeline.spec import DEFAULT_SPEC, DeploymentSpec
 
 app = typer.Typer()
-MOST_CLIENTS = 1024
-
-
-def parse_counts(field: str, text: str) -> list[int]:
-    """Positive numbers between commas, ascending and each once.
-
-    Raises:
-        InvalidRequestError: naming the field, its value and its limit.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 1 <= int(part) <= MOST_CLIENTS for part in parts):
-        raise InvalidRequestError(field, text, f"must be numbers from 1 to {MOST_CLIENTS} between commas")
-    return sorted({int(part) for part in parts})
-
-
-@app.command()
-def bench(
-    spec: SpecOption = DEFAULT_SPEC,
-    prompts: Annotated[Path | None, typer.Option(help="JSONL with the keys text and kind")] = None,
-    max_tokens: MaxTokensOption = 64,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here as well")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="fewer prompts, no comparison with transformers")] = False,
-    concurrency: Annotated[str | None, typer.Option(help="1,4,16: measure so many requests at once instead")] = None,
-    pairs: Annotated[int, typer.Option(min=1, max=1000, help="of plain and speculative runs per concurrency")] = 30,
-) -> None:
-    """Measure plain and speculative decoding, served and in process, and transformers: ratios within one run."""
-
-    def work() -> int:
-        if concurrency is not None:
-            from pipeline.client.bench_concurrency import run_concurrency_bench
-
-            loaded, counts = DeploymentSpec.load(spec), parse_counts("concurrency", concurrency)
-            return run_concurrency_bench(loaded, console, prompts, counts, pairs, max_tokens, json_file)
-        from pipeline.client.bench import run_bench
-
-        return run_bench(DeploymentSpec.load(spec), console, prompts, max_tokens, json_file, quick)
-
-    exit_with(work)
 
 
 @app.command()

@@ -26,20 +26,24 @@ def load_prompts(path: Path = BUILT_IN) -> list[Prompt]:
 
     Raises:
         SpecError: naming the line that is not such an object, or says what another line says.
+
+    A text must be a string that is not empty, a kind a string.
     """
     prompts: list[Prompt] = []
     seen: set[str] = set()
     try:
-        lines = path.read_text().splitlines()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError(f"prompts {path} cannot be read: {error.strerror}") from error
-    for number, line in enumerate(lines, 1):
+    except UnicodeDecodeError as error:
+        raise SpecError(f"prompts {path}: byte {error.start} is not UTF-8") from error
+    # Not splitlines: a JSON string may hold separators that it takes for line ends.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
-            data = json.loads(line)
-            prompt = Prompt(str(data.get("kind", "text")), str(data["text"]))
-        except (ValueError, KeyError, AttributeError) as error:
+            prompt = _prompt(json.loads(line))
+        except ValueError as error:
             raise SpecError(f"{path}:{number}: must be a JSON object with a key text ({error})") from error
         if prompt.text in seen:
             # A repeated prompt is answered out of the prefix cache and flatters whoever comes second.
@@ -49,3 +53,13 @@ def load_prompts(path: Path = BUILT_IN) -> list[Prompt]:
     if not prompts:
         raise SpecError(f"{path} holds no prompt")
     return prompts
+
+
+def _prompt(data: object) -> Prompt:
+    """Raises: ValueError: saying what is wrong with it."""
+    if not isinstance(data, dict):
+        raise ValueError(f"it is a {type(data).__name__}")
+    for key, value in (("text", data.get("text")), ("kind", data.get("kind", "text"))):
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"{key} = {value!r}: must be a string that is not empty")
+    return Prompt(data.get("kind", "text"), data["text"])

@@ -125,3 +125,20 @@ def test_the_price_of_plain_decoding_goes_out_of_date() -> None:
         costs.add_plain(4, 0.040, 0.001, 1)
         assert not costs.plain_out_of_date(1) and not costs.plain_out_of_date(2)
     assert waits == [FIRST_CHECK, 32, 64, 128, LAST_CHECK, LAST_CHECK, LAST_CHECK]
+
+
+def test_a_round_costs_what_its_parts_cost() -> None:
+    """For every K at once, after rounds that moved speed, shapes and overhead; at another load, too."""
+    for draft in (DRAFT, None):
+        costs = CostModel(TARGET, draft)
+        for k, load in ((1, 1), (3, 1), (3, 3), (5, 3)):
+            costs.add_round("model", k, 0.004 * k, 0.013 + 0.002 * k, 0.0007, load)
+            costs.add_plain(4, 0.05, 0.0004, load)
+        for source in ("model", "ngram"):
+            for load in (1, 3, 40):
+                rounds = costs.rounds_s(source, 8, load)
+                assert rounds == [
+                    costs.draft_s(source, k, load) + costs.verify_s(k, load) + costs.overhead_s(load)
+                    for k in range(1, 9)
+                ]
+        assert costs.rounds_s("model", 8, 1) != costs.rounds_s("model", 8, 3)

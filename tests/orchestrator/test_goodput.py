@@ -56,6 +56,12 @@ class KnownCosts(CostModel):
     def draft_s(self, source: str, k: int, load: int) -> float:
         return self.known[1][source] * k
 
+    def rounds_s(self, source: str, largest: int, load: int, ready: bool = False) -> list[float]:
+        return [
+            (0.0 if ready else self.draft_s(source, k, load)) + self.verify_s(k, load) + self.overhead_s(load)
+            for k in range(1, largest + 1)
+        ]
+
     def overhead_s(self, load: int) -> float:
         return self.known[2]
 

@@ -49,6 +49,9 @@ def test_greedy_text_is_the_same_for_every_k(client: SpecDecodeClient, tokenizer
     result = bench.measure(Prompt("json", PROMPT), 0, (0, 1, 2, 3, 5, 8))
     assert result.plain_tokens > 8
     assert all(found.margin < TIE for found in result.divergences), result.divergences
+    rounds = bench.rounds(Prompt("json", PROMPT))
+    assert sum(one["committed"] for one in rounds) == result.tokens
+    assert all(one["accepted"] <= one["drafted"] < 12 and one["seconds"] > 0 and one["reason"] for one in rounds)
     _, last = ask(client, num_draft_tokens=3)
     assert last.statistics is not None
     assert last.statistics["num_draft_tokens"] > last.statistics["num_accepted_draft_tokens"] > 0
@@ -63,7 +66,11 @@ def test_a_crowd_is_measured(demo_server: TritonServer, tokenizer: Tokenizer, te
             assert 3 <= pair.plain.tokens <= 36 and 3 <= pair.speculative.tokens <= 36
             assert temperature > 0 or pair.plain.tokens == pair.speculative.tokens
             assert 0 < pair.speculative.first_token_s <= pair.speculative.seconds
-            assert pair.speculative.accepted <= pair.speculative.drafted
+            for answer in pair.speculative.answers:
+                told = answer.statistics
+                assert told is not None and told["num_accepted_draft_tokens"] <= told["num_draft_tokens"]
+                assert 0 < answer.first_token_s <= answer.seconds and answer.tokens == told["committed_tokens"]
+            assert all(0 < answer.first_token_s <= answer.seconds for answer in pair.plain.answers)
 
 
 def test_rounds_reuse_the_kv_of_what_is_committed(client: SpecDecodeClient) -> None:

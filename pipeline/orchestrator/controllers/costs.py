@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from pipeline.engine.manifest import CostTable
 
@@ -13,6 +15,17 @@ SHAPE_TRUST = 8.0  # passes after which measurements outweigh the table's shape
 STALL = 2.0  # a measurement counts as at most so many times what was expected
 FIRST_CHECK, LAST_CHECK = 16, 256  # speculative rounds after which the price of plain decoding is out of date
 FIRST_OVERHEAD_S = 0.0005
+
+
+class _Seconds(dict[int, float]):
+    """A table's prices, each looked up once: a round asks for those of every K, under a lock."""
+
+    def __init__(self, price: Callable[[int], float]) -> None:
+        self._price = price
+
+    def __missing__(self, count: int) -> float:
+        self[count] = self._price(count)
+        return self[count]
 
 
 class _Mean:
@@ -65,8 +78,8 @@ class CostModel:
     """
 
     def __init__(self, target: CostTable, draft: CostTable | None) -> None:
-        self._target = target
-        self._draft = draft
+        self._target_s = _Seconds(target.seconds)
+        self._model_draft_s = None if draft is None else _Seconds(partial(model_draft_s, draft))
         self._lock = threading.Lock()
         self._buckets: dict[int, _Bucket] = {}
 
@@ -75,7 +88,7 @@ class CostModel:
         with self._lock:
             bucket = self._bucket(load)
             shape = bucket.verify[k].value if k in bucket.verify else 1.0
-            return self._target.seconds(k + 1) * bucket.speed.value * shape
+            return self._target_s[k + 1] * bucket.speed.value * shape
 
     def draft_s(self, source: str, k: int, load: int) -> float:
         """Seconds to draft k tokens."""
@@ -83,6 +96,22 @@ class CostModel:
             bucket = self._bucket(load)
             shape = bucket.draft[source].value if source in bucket.draft else 1.0
             return self._draft_table(source, k) * bucket.speed.value * shape
+
+    def rounds_s(self, source: str, largest: int, load: int, ready: bool = False) -> list[float]:
+        """[largest] seconds of a whole round for K = 1 .. largest: its draft, unless it is ready, its verify and the
+        rest."""
+        with self._lock:
+            bucket = self._bucket(load)
+            speed, verify, overhead = bucket.speed.value, bucket.verify, bucket.overhead.value
+            draft = bucket.draft[source].value if source in bucket.draft else 1.0
+            if ready:
+                draft = 0.0
+            return [
+                self._draft_table(source, k) * speed * draft
+                + self._target_s[k + 1] * speed * (verify[k].value if k in verify else 1.0)
+                + overhead
+                for k in range(1, largest + 1)
+            ]
 
     def overhead_s(self, load: int) -> float:
         """Seconds of a round outside both engines."""
@@ -122,17 +151,21 @@ class CostModel:
     def _add_verify(self, bucket: _Bucket, k: int, seconds: float, count: int = 1) -> None:
         shape = bucket.verify.setdefault(k, _Mean(1.0, SHAPE_TRUST, SHAPE_MEMORY))
         # One stall may not shift what many passes have shown; a machine that stays slow is believed in a few.
-        expected = self._target.seconds(k + 1) * bucket.speed.value * shape.value
+        expected = self._target_s[k + 1] * bucket.speed.value * shape.value
         seconds = min(seconds, STALL * expected)
         bucket.speed.add(bucket.speed.value * seconds / expected, count)
-        shape.add(seconds / (self._target.seconds(k + 1) * bucket.speed.value), count)
+        shape.add(seconds / (self._target_s[k + 1] * bucket.speed.value), count)
         bucket.normalise()
 
     def _draft_table(self, source: str, k: int) -> float:
-        return 0.0 if source == "ngram" or self._draft is None else model_draft_s(self._draft, k)
+        return 0.0 if source == "ngram" or self._model_draft_s is None else self._model_draft_s[k]
 
     def _bucket(self, load: int) -> _Bucket:
-        return self._buckets.setdefault(load_bucket(load), _Bucket())
+        number = load_bucket(load)
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = _Bucket()
+        return bucket
 
 
 def load_bucket(load: int) -> int:

@@ -85,14 +85,8 @@ class GoodputController(KController):
 
     def _best(self, offer: Offer, load: int) -> _Choice:
         committed = self._acceptance.committed(offer.key, offer.max_k)
-        overhead = self._costs.overhead_s(load)
-
-        def per_token(k: int) -> float:
-            draft_s = 0.0 if offer.ready else self._costs.draft_s(offer.source, k, load)
-            round_s = draft_s + self._costs.verify_s(k, load) + overhead
-            return round_s / committed[k]
-
-        times = {k: per_token(k) for k in range(1, offer.max_k + 1)}
+        rounds = self._costs.rounds_s(offer.source, offer.max_k, load, offer.ready)
+        times = {k: round_s / committed[k] for k, round_s in enumerate(rounds, 1)}
         k = min(times, key=times.__getitem__)
         last = self._last_k.get(offer.key)
         if last in times and times[k] > times[last] * (1 - MARGIN):
