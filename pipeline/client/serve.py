@@ -47,7 +47,7 @@ def running_server(
 
     Args:
         ports: None takes the spec's.
-        control: closes model control to all others.
+        control: closes model control to all others; None: to everybody.
 
     Raises:
         EngineError: an engine is missing.
@@ -66,7 +66,7 @@ def running_server(
         requests=spec.limits.max_requests,
         log_path=repository.parent / "server.log",
         launch=launch,
-        arguments=() if control is None else control.flags,
+        arguments=(control or ModelControl()).flags,
     )
     server = TritonServer(repository, spec.engines_dir, options, install)
     with _signals_interrupt():
