@@ -15,7 +15,7 @@ endif
 export PROMPT
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: demo test lint format engines repo serve request load bench plan doctor gpu-check stop clean venv
+.PHONY: demo test lint format engines repo serve request load bench plan doctor gpu-check audit stop clean venv
 
 demo: engines
 	@$(BIN)/specdec demo --spec $(SPEC)
@@ -60,6 +60,10 @@ doctor: venv
 # The demo pair as TensorRT engines: build, serve, conformance, a short benchmark, one report. Needs a GPU (docs/gpu.md).
 gpu-check: venv
 	@$(RUN) build/gpu_check.py
+
+# Known vulnerabilities (asks an advisory service) and licences of everything that is installed.
+audit: venv
+	@$(RUN) build/audit.py
 
 stop: venv
 	@$(BIN)/specdec stop --spec $(SPEC)
