@@ -39,4 +39,6 @@ def test_not_looked_up_is_not_clean(entries: list[dict[str, Any]], status: int, 
 def test_licences_and_pins() -> None:
     assert audit.licence(distribution("numpy")) == "BSD License" and audit.licence(distribution("rich"))
     lines = [line for line in audit.REQUIREMENTS.read_text().splitlines() if not line.startswith("#")]
-    assert any(line.startswith("pip-audit==") for line in lines) and all("==" in line for line in lines)
+    assert any(line.startswith(("pip-audit==", "pip_audit==")) for line in lines) and all(
+        "==" in line for line in lines
+    )
