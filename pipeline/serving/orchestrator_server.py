@@ -227,7 +227,8 @@ class OrchestratorServer:
             if answer.was_withdrawn():
                 raise CancelledError("the client withdrew the request while it waited")
             wanted = decode_generation(read_inputs(request), read_parameters(request), request.request_id())
-            wanted = replace(wanted, waited_s=time.perf_counter() - arrived, on_round=spans and spans.round_ended)
+            on_round = None if spans is None else spans.round_ended
+            wanted = replace(wanted, waited_s=time.perf_counter() - arrived, on_round=on_round)
             self._answer(wanted, answer, spans)
         except BaseException as error:
             self._fail(request, answer, error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -21,11 +20,13 @@ from .support import LOOP, http_generate, make_spec, scripted_server
 
 pytestmark = pytest.mark.served
 
+CONTROL = ModelControl()
+
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """Started with the flags of `specdec serve`."""
-    server = scripted_server(tmp_path_factory.mktemp("safety"), make_spec(), LOOP, arguments=ModelControl().flags)
+    server = scripted_server(tmp_path_factory.mktemp("safety"), make_spec(), LOOP, arguments=CONTROL.flags)
     server.start()
     try:
         server.wait_ready(60)
@@ -50,8 +51,8 @@ def test_everything_listens_on_this_machine_alone(guarded: TritonServer) -> None
     assert guarded.pid is not None and serves(guarded)
     listening = [
         connection.laddr
-        for pid in group_members(guarded.pid)
-        for connection in psutil.Process(pid).net_connections(kind="inet")
+        for process in group_members(guarded.pid)
+        for connection in process.net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     ]
     ports = guarded.ports
@@ -136,14 +137,7 @@ def test_there_is_no_door_that_shuts_it_down(guarded: TritonServer) -> None:
     assert serves(guarded)
 
 
-def test_key_opens_it(tmp_path: Path) -> None:
-    """Or the test above would pass on a server without the API."""
-    control = ModelControl()
-    server = scripted_server(tmp_path, make_spec(), LOOP, arguments=control.flags)
-    server.start()
-    try:
-        server.wait_ready(60)
-        control.reload(server.http_address, "draft", 30)
-        assert serves(server)
-    finally:
-        stop_and_check(server)
+def test_the_key_opens_it(guarded: TritonServer) -> None:
+    """Or the tests above would pass on a server that has no such doors."""
+    CONTROL.reload(guarded.http_address, "draft", 30)
+    assert serves(guarded)
