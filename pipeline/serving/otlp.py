@@ -6,6 +6,7 @@ Source: Triton user guide, "Tracing", and python_backend README, "Request tracin
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from pipeline.spec import DeploymentSpec
@@ -44,9 +45,11 @@ class Tracer:
 
     def start(self, request: Any, waited_s: float) -> RequestSpans | None:
         """The spans of a `pb_utils.InferenceRequest`; None where Triton has not sampled it."""
-        trace = request.trace()
-        context = None if trace is None else trace.get_context()
-        parent = SpanContext.parse(str(json.loads(context).get("traceparent", ""))) if context else None
+        parent = None
+        with suppress(Exception):  # a request must not fail of its trace
+            trace = request.trace()
+            context = None if trace is None else trace.get_context()
+            parent = SpanContext.parse(json.loads(context)["traceparent"]) if context else None
         return None if parent is None else RequestSpans(self._exporter, parent, request.request_id(), waited_s)
 
     def close(self) -> None:
