@@ -15,7 +15,7 @@ endif
 export PROMPT
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: demo test lint format engines repo serve request load bench plan doctor gpu-check stop clean venv
+.PHONY: demo test lint format engines repo serve request load bench plan doctor gpu-check audit stop clean venv
 
 demo: engines
 	@$(BIN)/specdec demo --spec $(SPEC)
@@ -60,6 +60,10 @@ doctor: venv
 # The demo pair on a GPU (docs/gpu.md): build, conformance, a short benchmark, one report. ENGINE: tensorrt_llm | embedded
 gpu-check: venv
 	@$(RUN) build/gpu_check.py $(if $(ENGINE),--engine $(ENGINE))
+
+# Known vulnerabilities (asks an advisory service) and licences of everything that is installed.
+audit: venv
+	@$(RUN) build/audit.py
 
 stop: venv
 	@$(BIN)/specdec stop --spec $(SPEC)

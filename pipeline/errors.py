@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+_SHOWN_CHARS = 200  # a gRPC status is a header, and a header of more than 16 KB breaks the connection
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
 
 class SpecDecodeError(Exception):
     """Base of every error that is shown to a user as one line, without a traceback."""
@@ -14,14 +20,14 @@ class InvalidRequestError(SpecDecodeError):
 
     Args:
         field: the input's name, as the client wrote it.
-        value: what was given.
+        value: what was given; the message shows its beginning.
         limit: what is allowed, in words.
     """
 
     code = "INVALID_ARGUMENT"
 
     def __init__(self, field: str, value: object, limit: str) -> None:
-        super().__init__(f"{field} = {value!r}: {limit}")
+        super().__init__(f"{_shortened(field)} = {_shortened(repr(value))}: {limit}")
         self.field = field
         self.value = value
         self.limit = limit

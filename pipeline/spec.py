@@ -86,6 +86,17 @@ class DeadlinesSpec(Strict):
     target_s: float = Field(120.0, gt=0, allow_inf_nan=False)
 
 
+class OtlpSpec(Strict):
+    """Where OpenTelemetry spans go."""
+
+    url: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s,]+$",
+        description="a collector's OTLP/HTTP address, e.g. http://HOST:4318/v1/traces",
+    )
+    every: int = Field(1, ge=1, description="of so many requests one is traced")
+
+
 class PortsSpec(Strict):
     """Ports on 127.0.0.1; 0 takes a free one."""
 
@@ -112,6 +123,7 @@ class DeploymentSpec(Strict):
     controller: ControllerSpec = ControllerSpec()
     deadlines: DeadlinesSpec = DeadlinesSpec()
     ports: PortsSpec = PortsSpec()
+    otlp: OtlpSpec = OtlpSpec()
     speculation: Literal["auto", "off"] | int = Field("auto", description="auto, off or a K, until it is switched")
     draft_ahead: Literal["auto", "on", "off"] = Field(
         "auto", description="draft the next block while one is verified; auto: where each model has GPUs of its own"

@@ -64,11 +64,16 @@ def serve(
     grpc_port: PortOption = None,
     metrics_port: PortOption = None,
     trace: TraceOption = None,
+    otlp: Annotated[
+        str | None, typer.Option(help="collector that OpenTelemetry spans go to; absent: the spec's")
+    ] = None,
 ) -> None:
     """Serve a spec in the foreground; SIGINT or SIGTERM stops it."""
 
     def work() -> int:
         loaded = DeploymentSpec.load(spec)
+        if otlp is not None:
+            loaded = DeploymentSpec.check({**loaded.model_dump(), "otlp": {**loaded.otlp.model_dump(), "url": otlp}})
         from pipeline.client.serve import serve as run
 
         asked = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}

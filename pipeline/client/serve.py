@@ -20,6 +20,7 @@ from pipeline.orchestrator.switch import SWITCH_NAME, parse_setting, write_setti
 from pipeline.serving.contract import SPEC_DECODE_MODEL
 from pipeline.serving.launch import launch_of, require_launcher
 from pipeline.serving.model_control import ModelControl
+from pipeline.serving.otlp import trace_flags
 from pipeline.serving.repository import model_names, render_repository
 from pipeline.serving.server import ServerOptions, StartProgress, TritonServer
 from pipeline.serving.server_lock import ServerRecord, read_record
@@ -47,7 +48,7 @@ def running_server(
 
     Args:
         ports: None takes the spec's.
-        control: closes model control to all others.
+        control: closes model control to all others; None: to everybody.
 
     Raises:
         EngineError: an engine is missing.
@@ -66,7 +67,7 @@ def running_server(
         requests=spec.limits.max_requests * spec.draft_calls,
         log_path=repository.parent / "server.log",
         launch=launch,
-        arguments=() if control is None else control.flags,
+        arguments=(*(control or ModelControl()).flags, *trace_flags(spec)),
     )
     server = TritonServer(repository, spec.engines_dir, options, install)
     with _signals_interrupt():

@@ -17,6 +17,7 @@ from pipeline.engine.model_config import ModelConfig
 from pipeline.engine.rope import pair_rows
 from pipeline.errors import EngineError
 
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 WEIGHTS_NAME = "weights.safetensors"
 
 
@@ -36,7 +37,7 @@ class CheckpointReader:
         self._where: dict[str, Path] = {}
         for path in self.files:
             if not path.is_file():
-                raise EngineError(f"model folder {folder}: {path.name} is missing")
+                raise EngineError(f"model folder {folder}: {path.name} is missing{_pickles(folder)}")
             try:
                 with safe_open(path, framework="pt") as stream:
                     self._where.update(dict.fromkeys(stream.keys(), path))
@@ -53,6 +54,12 @@ class CheckpointReader:
         with safe_open(self._where[name], framework="pt") as stream:
             tensor: Tensor = stream.get_tensor(name)
         return tensor
+
+
+def _pickles(folder: Path) -> str:
+    """What to say of weights that lie there in a form that is not read."""
+    found = sorted(path.name for path in folder.glob("*") if path.suffix in _PICKLE_SUFFIXES)
+    return f"; {found[0]} is a pickle, which may run code when it is read: convert it to safetensors" if found else ""
 
 
 def source_hash(folder: Path, files: list[Path]) -> str:

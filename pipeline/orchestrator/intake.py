@@ -23,6 +23,8 @@ from pipeline.text.tokenizer import Tokenizer
 from pipeline.text.words import bad_word_ids, bias_by_id
 
 NO_END_ID = -1
+MAX_BYTES_PER_TOKEN = 64
+"""Of a prompt, on average: beyond it a text is refused unread. Ten million characters cost a tokenizer 12 seconds."""
 OFF = SamplingParams()
 
 
@@ -116,6 +118,11 @@ class Intake:
 
     def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:
         limit = self._target.limits.max_seq_len
+        most, size = MAX_BYTES_PER_TOKEN * limit, len(request.text_input.encode(errors="replace"))
+        if size > most:
+            raise InvalidRequestError(
+                "text_input", f"{size} bytes", f"at most {most}: {MAX_BYTES_PER_TOKEN} x max_seq_len = {limit}"
+            )
         if request.chat:
             prompt = self._tokenizer.apply_chat_template(request.text_input)
             ids = tuple(self._tokenizer.encode(prompt, add_special_tokens=False))

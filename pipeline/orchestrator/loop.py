@@ -227,6 +227,8 @@ class Orchestrator:
         )
         run.statistics.add(record)
         self.recorder.round_ended(record)
+        if run.request.on_round is not None:
+            run.request.on_round(run.sequence, record)
         run.statistics.target_reused_tokens += verdict.kv.reused_tokens
         run.statistics.target_computed_tokens += verdict.kv.computed_tokens
         if index == 0:

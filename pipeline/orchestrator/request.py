@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pipeline.errors import InvalidRequestError
@@ -43,6 +44,8 @@ class GenerationRequest:
         num_return_sequences: answers to give, one after another, each with a seed of its own.
         stream_tokens: "round" streams a chunk per round, "each" one per token.
         waited_s: seconds from its arrival at a server to its turn; for metrics alone.
+        on_round: called with (sequence, record) by the thread that decodes when a round was committed; for traces
+            alone. Must be quick and never raise.
     """
 
     text_input: str
@@ -65,6 +68,7 @@ class GenerationRequest:
     num_return_sequences: int = 1
     stream_tokens: str = EACH_ROUND
     waited_s: float = 0.0
+    on_round: Callable[[int, RoundRecord], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         _require(self.text_input != "", "text_input", self.text_input, "must not be empty")

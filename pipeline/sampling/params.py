@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pipeline.errors import InvalidRequestError
 
 MAX_TEMPERATURE = 100.0
-MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+# 0.01 as a client sends it: in float32.
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.009999999776482582, 100.0
 MAX_PENALTY = 100.0
 MAX_BIAS = 1e9
 """Far beyond any logit: a bias of this size forbids or forces its token, and float32 still holds the sum."""

@@ -57,6 +57,7 @@ def decode_generation(
         chat=_parameter(parameters, CHAT_PARAMETER, False),
         stream_tokens=_parameter(parameters, STREAM_TOKENS_PARAMETER, EACH_ROUND),
         request_id=request_id,
+        on_round=None,
         **{name: bool(one_value(tensors, name, False)) for name in _FLAGS},
     )
 

@@ -19,6 +19,9 @@ Mode = Literal["python", "leader", "orchestrator"]
 # One or two processes are bound to a core each unless mpirun is told otherwise: the server, the orchestrator's workers
 # and the ranks they spawn would share one.
 MPIRUN = ("mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", "1")
+# Triton 2.51 reads a JSON body by recursion, and with the usual 8 MB stack 50,000 lists in one another ended it with a
+# segmentation fault; with this one it refuses 600,000. A thread takes what it uses of it.
+DEEP_STACK = f"ulimit -S -s {256 << 10} 2>/dev/null"
 ORCHESTRATOR_ENV = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
 
 

@@ -1,4 +1,4 @@
-"""Loading and unloading models of a running Triton: for the holder of its key alone."""
+"""What changes a running Triton: loading and unloading models and the like, for the holder of its key alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import urllib.request
 from pipeline.errors import ServerError
 
 _HEADER = "specdec-control-key"
+# Whoever may register shared memory reads other processes' tensors, and whoever sets traces or logs writes files.
+_RESTRICTED = "model-repository,shared-memory,trace,logging"
 _UNLOAD_S = 10.0
 
 
 class ModelControl:
-    """Model control that is closed to clients.
+    """Control of a server that is closed to its clients, who need inference, metadata, configuration and statistics.
 
-    Triton's explicit model control is open to whoever reaches its port; restricted, it takes a key in a header
-    (Triton user guide, "Limit Endpoint Access"). Every server gets a fresh one.
+    Triton's explicit model control, shared memory, trace and log settings are open to whoever reaches its port;
+    restricted, they take a key in a header (Triton user guide, "Limit Endpoint Access"). Every server gets a fresh one.
     """
 
     def __init__(self) -> None:
@@ -26,7 +28,7 @@ class ModelControl:
     @property
     def flags(self) -> tuple[str, ...]:
         """Of tritonserver."""
-        rule = f"model-repository:{_HEADER}={self._key}"
+        rule = f"{_RESTRICTED}:{_HEADER}={self._key}"
         return (f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}")
 
     def reload(self, address: str, model: str, timeout_s: float) -> None:

@@ -21,6 +21,7 @@ from pipeline.serving.answer import Answer
 from pipeline.serving.backend import (
     ModelArguments,
     backend_utils,
+    error_text,
     load_factory,
     read_inputs,
     read_parameters,
@@ -30,10 +31,12 @@ from pipeline.serving.contract import DRAFT_MODEL, TARGET_MODEL
 from pipeline.serving.dialect import OWN, Dialect
 from pipeline.serving.generation import decode_generation, encode_chunk, encode_chunks
 from pipeline.serving.metrics import Gauge, MetricsExporter
+from pipeline.serving.otlp import Tracer
 from pipeline.serving.process_watch import ProcessWatch
 from pipeline.serving.request_log import OFF, RequestLog
 from pipeline.serving.workers import WorkerPool
 from pipeline.spec import DeploymentSpec
+from pipeline.tracing.request_spans import RequestSpans
 
 OUTBOX_THREADS = 4
 SPEC_FILE = "deployment.json"
@@ -106,6 +109,7 @@ class OrchestratorServer:
         step_models: closed with the server, by name.
         recorder: told how requests end.
         log: takes a line for each.
+        tracer: makes spans of those that Triton traces; None: of none.
     """
 
     def __init__(
@@ -118,12 +122,14 @@ class OrchestratorServer:
         step_models: Mapping[str, BlsStepModel] | None = None,
         recorder: Recorder | None = None,
         log: RequestLog | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._generator = generator
         self._utils = utils
         self._step_models = step_models or {}
         self._recorder = recorder or NoRecorder()
         self._log = log or RequestLog(utils, OFF)
+        self._tracer = tracer
         self._exporter: MetricsExporter | None = None
         self._watch: ProcessWatch | None = None
         self._pool = WorkerPool("request", max_requests, max_queue)
@@ -166,6 +172,7 @@ class OrchestratorServer:
             step_models={TARGET_MODEL: target, **({} if draft is None else {DRAFT_MODEL: draft})},
             recorder=generator.recorder,
             log=RequestLog.from_environment(utils),
+            tracer=Tracer.of(spec),
         )
         server._exporter = MetricsExporter(utils, metrics.ORCHESTRATOR_METRICS, tally, server.gauges)
         if spec.engine == "embedded":  # other engines run inside tritonserver itself
@@ -205,26 +212,35 @@ class OrchestratorServer:
         for model in self._step_models.values():
             model.close()
         self._log.close()
+        if self._tracer is not None:
+            self._tracer.close()
         if self._exporter is not None:
             self._exporter.close()
 
     def _run(self, request: Any, answer: Answer, arrived: float) -> None:
+        spans: RequestSpans | None = None
         try:
+            if self._tracer is not None:
+                spans = self._tracer.start(request, time.perf_counter() - arrived)
             if self._stopping:
                 raise OverloadedError("the server is stopping")
             if answer.was_withdrawn():
                 raise CancelledError("the client withdrew the request while it waited")
             wanted = decode_generation(read_inputs(request), read_parameters(request), request.request_id())
-            self._answer(replace(wanted, waited_s=time.perf_counter() - arrived), answer)
+            on_round = None if spans is None else spans.round_ended
+            wanted = replace(wanted, waited_s=time.perf_counter() - arrived, on_round=on_round)
+            self._answer(wanted, answer, spans)
         except BaseException as error:
             self._fail(request, answer, error)
+            if spans is not None:
+                spans.ended(error_text(error))
 
     def _fail(self, request: Any, answer: Answer, error: BaseException) -> None:
         self._log.failed(request.request_id(), error)
         self._recorder.request_failed(error.code if isinstance(error, SpecDecodeError) else SpecDecodeError.code)
         answer.fail(error)
 
-    def _answer(self, wanted: GenerationRequest, answer: Answer) -> None:
+    def _answer(self, wanted: GenerationRequest, answer: Answer, spans: RequestSpans | None) -> None:
         """Chunks as they come where the request streams; else all answers in one response."""
         ended = 0
         whole: list[Chunk] = []
@@ -232,6 +248,8 @@ class OrchestratorServer:
             ended += chunk.final
             if chunk.statistics is not None:
                 self._recorder.answer_ended(chunk.statistics)
+                if spans is not None:
+                    spans.answer_ended(chunk.statistics)
                 self._log.ended(wanted.request_id, chunk.sequence_index, wanted.waited_s, chunk.statistics)
             if wanted.stream:
                 answer.send(encode_chunk(chunk), final=ended == wanted.num_return_sequences)
@@ -243,3 +261,5 @@ class OrchestratorServer:
             raise SpecDecodeError("the orchestrator ended without a final chunk")
         if whole:
             answer.send(encode_chunks(whole), final=True)
+        if spans is not None:
+            spans.ended()

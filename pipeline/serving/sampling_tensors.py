@@ -104,8 +104,12 @@ def decode_sampling(tensors: Mapping[str, Array]) -> SamplingParams:
             bad_words=_words(tensors),
         )
     except InvalidRequestError as error:
-        name = _NAMES.get(error.field, error.field)
-        raise InvalidRequestError(name, error.value, error.limit) from None
+        raise named_as_tensor(error) from None
+
+
+def named_as_tensor(error: InvalidRequestError) -> InvalidRequestError:
+    """The same error with the tensor's name where it has the option's."""
+    return InvalidRequestError(_NAMES.get(error.field, error.field), error.value, error.limit)
 
 
 def scalar_of(tensors: Mapping[str, Array], name: str, absent: bool | int | float) -> bool | int | float:

@@ -19,7 +19,7 @@ from types import TracebackType
 from pipeline.errors import ServerError
 from pipeline.orchestrator.switch import SWITCH_NAME
 from pipeline.serving.contract import SPEC_DECODE_MODEL
-from pipeline.serving.launch import PLAIN, Launch
+from pipeline.serving.launch import DEEP_STACK, PLAIN, Launch
 from pipeline.serving.ports import FREE_PORTS, HOST, choose_ports
 from pipeline.serving.server_lock import ServerLock, ServerRecord
 from pipeline.serving.shared_memory import check_space, clean_stale, kill_group, region_prefix, remove_regions
@@ -268,7 +268,7 @@ class TritonServer:
         # The shell becomes what is started under its own pid, which thereby names the shared-memory regions.
         region = f'--backend-config=python,shm-region-prefix-name="{region_prefix("$$")}"'
         program = [*options.launch.wrapper, str(install.server.path)]
-        command = ["/bin/sh", "-c", f'exec "$0" "$@" {region}', *program, *flags]
+        command = ["/bin/sh", "-c", f'{DEEP_STACK}; exec "$0" "$@" {region}', *program, *flags]
         self.log.path.parent.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()
         with self.log.path.open("wb") as log:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engine.step import StepModel, StepResult
-from pipeline.errors import StepError
+from pipeline.errors import InvalidRequestError, StepError
 from pipeline.metrics import catalogue as metrics
 from pipeline.metrics.tally import Tally
 from pipeline.serving.backend import (
@@ -32,6 +32,7 @@ from pipeline.serving.contract import Tensors
 from pipeline.serving.metrics import Gauge, MetricsExporter
 from pipeline.serving.request_tensors import StepCall, decode_request, is_stop
 from pipeline.serving.result_tensors import encode_result, encode_stopped
+from pipeline.serving.sampling_tensors import named_as_tensor
 from pipeline.serving.workers import WorkerPool
 
 DEFAULT_STEP_MODEL_FACTORY = "pipeline.engine.embedded:load_step_model"
@@ -136,6 +137,8 @@ class StepServer:
             answer = encode_result(result, call, outputs)
         except FutureCancelledError:
             answer = StepError("the call was cancelled")
+        except InvalidRequestError as error:
+            answer = named_as_tensor(error)
         except BaseException as error:
             answer = error
         self._answer(sender, answer)
