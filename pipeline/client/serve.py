@@ -31,7 +31,7 @@ from pipeline.spec import ROOT, DeploymentSpec, PortsSpec
 
 START_S = 300.0
 GPU_START_S = 1800.0  # 140 GB of engines from a network disk
-_STOP_WAIT_S = 30.0
+_STOP_MARGIN_S = 20.0  # beyond what running requests are given
 
 
 def repository_dir(spec: DeploymentSpec) -> Path:
@@ -64,6 +64,7 @@ def running_server(
     options = ServerOptions(
         ports=spec.ports if ports is None else ports,
         requests=spec.limits.max_requests,
+        exit_timeout_s=spec.deadlines.drain_s,
         log_path=repository.parent / "server.log",
         launch=launch,
         arguments=() if control is None else control.flags,
@@ -167,10 +168,11 @@ def stop(spec: DeploymentSpec, console: Console) -> int:
     os.kill(record.pid, signal.SIGINT)
     with console.status(f"stopping process {record.pid}"):
         try:
-            psutil.Process(record.pid).wait(_STOP_WAIT_S)
+            psutil.Process(record.pid).wait(spec.deadlines.drain_s + _STOP_MARGIN_S)
         except psutil.NoSuchProcess:
             pass
         except psutil.TimeoutExpired:
-            raise ServerError(f"process {record.pid} did not end within {_STOP_WAIT_S:g} s") from None
+            waited = spec.deadlines.drain_s + _STOP_MARGIN_S
+            raise ServerError(f"process {record.pid} did not end within {waited:g} s") from None
     console.print(f"stopped {spec.name}")
     return 0

@@ -12,6 +12,7 @@ from pipeline.engine.manifest import Capabilities, Manifest
 from pipeline.engine.step import FloatArray, StepModel, StepRequest
 from pipeline.engine.waiting import call
 from pipeline.errors import StepError
+from pipeline.sampling.laws import ZERO_BELOW
 from pipeline.sampling.params import OPTIONS, TRUNCATIONS, SamplingParams, tensorrt_divisor
 from pipeline.sampling.random import call_seed
 from pipeline.sampling.rules import RULE_AUTO, RULES, CoupledRule
@@ -79,16 +80,37 @@ class ModelSession(DraftSession):
             return_logits=self._needs_q,
             arrival=context.arrival,
         )
-        result = call(self._step_model, request, self._deadline_s, "draft")
+        result = call(self._step_model, request, self._deadline_s, "draft", context.check)
         ids = result.output_ids[:k]
         if not ids:
             raise StepError("the draft returned no token")
+        for token in ids:
+            if not 0 <= token < self._manifest.padded_vocab_size:
+                limit = f"must be in [0, {self._manifest.padded_vocab_size})"
+                raise StepError(f"the draft returned token {token}: a token id {limit}")
         if not self._needs_q:
             return Draft("model", ids)
         logits = result.generation_logits
         if logits is None or logits.shape[0] < len(ids):
             raise StepError("the draft returned no generation_logits")
-        return Draft("model", ids, log_q(logits[: len(ids)], self._sampling, self._manifest))
+        laws = log_q(logits[: len(ids)], self._sampling, self._manifest)
+        _check_laws(ids, laws)
+        return Draft("model", ids, laws)
+
+
+def _check_laws(ids: Sequence[int], laws: FloatArray) -> None:
+    """Refuse what the target would refuse, and with it the request: here it costs a draft and no more.
+
+    Args:
+        laws: [K, vocab] log q up to a constant per row.
+    """
+    if laws.shape[1] <= max(ids):
+        raise StepError(f"the draft returned laws of {laws.shape[1]} tokens, and token {max(ids)}")
+    # The largest number of a row is NaN or +inf where any is, and -inf where there is no law.
+    if not np.isfinite(laws.max(axis=1)).all():
+        raise StepError("the draft returned laws with numbers that are not finite")
+    if (laws[np.arange(len(ids)), list(ids)] <= ZERO_BELOW).any():
+        raise StepError("the draft returned a token that is impossible under its own law")
 
 
 def draft_sampling(sampling: SamplingParams, capabilities: Capabilities, greedy: bool = False) -> SamplingParams:

@@ -83,13 +83,13 @@ def test_a_draft_that_the_target_refuses(clock: SimpleNamespace) -> None:
     """Decoding plainly instead would withhold the proposal and change the law: the request fails."""
 
     def answer(request: StepRequest) -> StepResult | Exception:
-        if 300 in request.draft_ids:
-            return InvalidRequestError("draft_input_ids", 300, "must be a token id in [0, 257)")
+        if 200 in request.draft_ids:
+            return InvalidRequestError("draft_input_ids", 200, "must be a token id in [0, 200)")
         return StepResult(tuple(SCRIPT.encode())[:1])
 
-    draft = ScriptedModel(lambda request: StepResult((300,) * request.max_new_tokens))
+    draft = ScriptedModel(lambda request: StepResult((200,) * request.max_new_tokens))
     rig = make_rig(SCRIPT, drafter=ModelDrafter(draft, make_manifest(), 5.0), answer=answer)
-    with pytest.raises(InvalidRequestError, match="draft_input_ids = 300"):
+    with pytest.raises(InvalidRequestError, match="draft_input_ids = 200"):
         run(rig)
 
 
