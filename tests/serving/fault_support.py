@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 import urllib.request
@@ -144,7 +145,7 @@ def read_http_stream(connection: socket.socket) -> str:
     while True:
         piece = connection.recv(4096)
         body += piece
-        if not piece or b"finish_reason" in body:
+        if not piece or re.search(rb"data: [^\n]*finish_reason[^\n]*\n", body):
             break
     events = [line[6:] for line in body.decode().splitlines() if line.startswith("data: ")]
-    return "".join(json.loads(event)["text_output"] for event in events if event.endswith("}"))
+    return "".join(json.loads(event)["text_output"] for event in events)

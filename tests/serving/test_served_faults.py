@@ -40,7 +40,7 @@ pytestmark = pytest.mark.served
 FAULTY = RepositoryOptions(
     step_model_factory="faulty_models:step_model", orchestrator_factory="faulty_models:orchestrator"
 )
-RUN, WAIT = 8, 4
+RUN, WAIT = 8, 16
 # Deadlines far above the bounds of the tests: what ends in time was not ended by them.
 SPEC = make_spec(
     controller={"kind": "fixed", "k": 4},
