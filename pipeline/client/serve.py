@@ -24,6 +24,7 @@ from pipeline.serving.repository import model_names, render_repository
 from pipeline.serving.server import ServerOptions, StartProgress, TritonServer
 from pipeline.serving.server_lock import ServerRecord, read_record
 from pipeline.serving.shared_memory import is_served
+from pipeline.serving.shared_memory_need import LawTraffic
 from pipeline.serving.supervisor import Supervisor
 from pipeline.serving.tensorrt_parameters import BACKEND
 from pipeline.serving.triton_install import find_triton, require_backend
@@ -53,8 +54,7 @@ def running_server(
         EngineError: an engine is missing.
         ServerError: the server cannot start.
     """
-    for role in spec.model_roles:
-        read_engine_manifest(spec, role)
+    manifests = {role: read_engine_manifest(spec, role) for role in spec.model_roles}
     launch = launch_of(spec)
     install = find_triton()
     if launch.gpu:
@@ -65,6 +65,7 @@ def running_server(
         ports=spec.ports if ports is None else ports,
         requests=spec.limits.max_requests,
         exit_timeout_s=spec.deadlines.drain_s,
+        laws=LawTraffic.of(spec, manifests["target"].padded_vocab_size),
         log_path=repository.parent / "server.log",
         launch=launch,
         arguments=() if control is None else control.flags,

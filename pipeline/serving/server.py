@@ -22,7 +22,15 @@ from pipeline.serving.contract import SPEC_DECODE_MODEL
 from pipeline.serving.launch import PLAIN, Launch
 from pipeline.serving.ports import FREE_PORTS, HOST, choose_ports
 from pipeline.serving.server_lock import ServerLock, ServerRecord
-from pipeline.serving.shared_memory import check_space, clean_stale, kill_group, region_prefix, remove_regions
+from pipeline.serving.shared_memory import (
+    NO_LAWS,
+    check_space,
+    clean_stale,
+    kill_group,
+    region_prefix,
+    remove_regions,
+)
+from pipeline.serving.shared_memory_need import LawTraffic
 from pipeline.serving.stall import StallWatch
 from pipeline.serving.triton_install import TritonInstall, find_triton
 from pipeline.serving.triton_log import TritonLog
@@ -42,6 +50,7 @@ class ServerOptions:
         ports: 0 takes a free one.
         requests: that run at once; sizes the Python backend's thread pool.
         shm_bytes: shared memory that each model starts with, in bytes; it grows by itself.
+        laws: what it grows to under load; a start needs room for it.
         exit_timeout_s: what Triton grants running requests when it is stopped, in seconds.
         log_path: None: server.log beside the models.
         env: added to the environment of the server and its models.
@@ -52,6 +61,7 @@ class ServerOptions:
     ports: PortsSpec = FREE_PORTS
     requests: int = 32
     shm_bytes: int = 16 << 20
+    laws: LawTraffic = NO_LAWS
     exit_timeout_s: int = 5
     log_path: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -149,7 +159,7 @@ class TritonServer:
             # A deployment begins with what its spec says, not with what its predecessor was switched to.
             (self._engines_dir / SWITCH_NAME).unlink(missing_ok=True)
             clean_stale()
-            check_space(self._options.shm_bytes * len(self._models))
+            check_space(self._options.shm_bytes * len(self._models), self._options.laws)
             self.ports = choose_ports(self.ports)  # the same ones when it is started again
             self._process = self._spawn(install)
         except BaseException:
