@@ -53,8 +53,14 @@ class StepTimeoutError(StepError):
     code = "DEADLINE_EXCEEDED"
 
 
+class RequestTimeoutError(SpecDecodeError):
+    """The client's own deadline for a request has passed."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
 class OverloadedError(SpecDecodeError):
-    """The queue is full; the same request may succeed later."""
+    """The queue is full, or was too slow; the same request may succeed later."""
 
     code = "UNAVAILABLE"
 

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from pipeline.errors import EngineError, SpecError
+from pipeline.queue_spec import QueueSpec
 from pipeline.step_model_spec import StepModelSpec
 from pipeline.strict import Strict
 from pipeline.tensorrt_spec import RELEASE, TensorRTSpec, check_engine_fields
@@ -80,10 +81,11 @@ class ControllerSpec(Strict):
 
 
 class DeadlinesSpec(Strict):
-    """How long a child call may take before it is abandoned, in seconds."""
+    """How long things may take, in seconds."""
 
-    draft_s: float = Field(10.0, gt=0, allow_inf_nan=False)
-    target_s: float = Field(120.0, gt=0, allow_inf_nan=False)
+    draft_s: float = Field(10.0, gt=0, allow_inf_nan=False, description="a draft call, before it is abandoned")
+    target_s: float = Field(120.0, gt=0, allow_inf_nan=False, description="a target call, before it is abandoned")
+    drain_s: int = Field(10, ge=1, le=600, description="what running requests are given when the server stops")
 
 
 class OtlpSpec(Strict):
@@ -122,6 +124,7 @@ class DeploymentSpec(Strict):
     rule: Literal["auto", "token", "block", "coupled", "match"] = "auto"
     controller: ControllerSpec = ControllerSpec()
     deadlines: DeadlinesSpec = DeadlinesSpec()
+    queue: QueueSpec = QueueSpec()
     ports: PortsSpec = PortsSpec()
     otlp: OtlpSpec = OtlpSpec()
     speculation: Literal["auto", "off"] | int = Field("auto", description="auto, off or a K, until it is switched")

@@ -22,9 +22,11 @@ from pipeline.serving.launch import launch_of, require_launcher
 from pipeline.serving.model_control import ModelControl
 from pipeline.serving.otlp import trace_flags
 from pipeline.serving.repository import model_names, render_repository
-from pipeline.serving.server import ServerOptions, StartProgress, TritonServer
+from pipeline.serving.server import StartProgress, TritonServer
 from pipeline.serving.server_lock import ServerRecord, read_record
+from pipeline.serving.server_options import ServerOptions
 from pipeline.serving.shared_memory import is_served
+from pipeline.serving.shared_memory_need import LawTraffic
 from pipeline.serving.supervisor import Supervisor
 from pipeline.serving.tensorrt_parameters import BACKEND
 from pipeline.serving.triton_install import find_triton, require_backend
@@ -32,7 +34,7 @@ from pipeline.spec import ROOT, DeploymentSpec, PortsSpec
 
 START_S = 300.0
 GPU_START_S = 1800.0  # 140 GB of engines from a network disk
-_STOP_WAIT_S = 30.0
+_STOP_MARGIN_S = 20.0  # beyond what running requests are given
 
 
 def repository_dir(spec: DeploymentSpec) -> Path:
@@ -54,8 +56,7 @@ def running_server(
         EngineError: an engine is missing.
         ServerError: the server cannot start.
     """
-    for role in spec.model_roles:
-        read_engine_manifest(spec, role)
+    manifests = {role: read_engine_manifest(spec, role) for role in spec.model_roles}
     launch = launch_of(spec)
     install = find_triton()
     if launch.gpu:
@@ -65,6 +66,8 @@ def running_server(
     options = ServerOptions(
         ports=spec.ports if ports is None else ports,
         requests=spec.limits.max_requests * spec.draft_calls,
+        exit_timeout_s=spec.deadlines.drain_s,
+        laws=LawTraffic.of(spec, manifests["target"].padded_vocab_size),
         log_path=repository.parent / "server.log",
         launch=launch,
         arguments=(*(control or ModelControl()).flags, *trace_flags(spec)),
@@ -168,10 +171,11 @@ def stop(spec: DeploymentSpec, console: Console) -> int:
     os.kill(record.pid, signal.SIGINT)
     with console.status(f"stopping process {record.pid}"):
         try:
-            psutil.Process(record.pid).wait(_STOP_WAIT_S)
+            psutil.Process(record.pid).wait(spec.deadlines.drain_s + _STOP_MARGIN_S)
         except psutil.NoSuchProcess:
             pass
         except psutil.TimeoutExpired:
-            raise ServerError(f"process {record.pid} did not end within {_STOP_WAIT_S:g} s") from None
+            waited = spec.deadlines.drain_s + _STOP_MARGIN_S
+            raise ServerError(f"process {record.pid} did not end within {waited:g} s") from None
     console.print(f"stopped {spec.name}")
     return 0

@@ -8,7 +8,7 @@ docs/scheduling.md says why the text's law stays the target's.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pipeline.common_prefix import common_prefix
@@ -51,14 +51,18 @@ class AheadCall:
             return self._fits(self._future.result())
         return False
 
-    def result(self) -> StepResult | None:
+    def result(self, check: Callable[[], None]) -> StepResult | None:
         """y_0 .. y_K', waited for; None where the target chose another token than y_0.
+
+        Args:
+            check: raises where the request is no longer wanted.
 
         Raises:
             StepError: the call failed or missed its deadline.
+            CancelledError, RequestTimeoutError: from `check`.
         """
         left = max(0.0, self._deadline - time.monotonic())
-        result = wait(self._step_model, self._request.request_id, self._future, left, "draft")
+        result = wait(self._step_model, self._request.request_id, self._future, left, "draft", check)
         return result if self._fits(result) else None
 
     def drop(self) -> None:

@@ -6,10 +6,11 @@ An offer is free to make; only the offer that the K controller takes is turned i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipeline.engine.step import FloatArray
+from pipeline.engine.waiting import wanted
 from pipeline.sampling.params import SamplingParams
 
 
@@ -58,6 +59,7 @@ class DraftContext:
         seed: the answer's seed.
         rule: the acceptance rule that drafts will meet.
         arrival: order of the request.
+        check: raises where the request is no longer wanted; called while a call is waited for.
     """
 
     request_id: str
@@ -66,6 +68,7 @@ class DraftContext:
     seed: int
     rule: str = "auto"
     arrival: int = 0
+    check: Callable[[], None] = wanted
 
 
 class DraftSession(ABC):

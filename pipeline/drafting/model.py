@@ -13,6 +13,7 @@ from pipeline.engine.manifest import Capabilities, Manifest
 from pipeline.engine.step import FloatArray, StepModel, StepRequest, StepResult
 from pipeline.engine.waiting import call
 from pipeline.errors import StepError
+from pipeline.sampling.laws import ZERO_BELOW
 from pipeline.sampling.params import OPTIONS, TRUNCATIONS, SamplingParams, tensorrt_divisor
 from pipeline.sampling.random import Role, call_seed
 from pipeline.sampling.rules import RULE_AUTO, RULES, CoupledRule
@@ -73,11 +74,11 @@ class ModelSession(DraftSession):
 
     def propose(self, offer: Offer, k: int, round_index: int) -> Draft:
         ahead, self._ahead = self._ahead, None
-        found = None if ahead is None else ahead.result()
+        found = None if ahead is None else ahead.result(self._context.check)
         if found is not None:
             return self._draft(found, 1, k)
         request = self._request(self._tokens, k, round_index, "draft")
-        return self._draft(call(self._step_model, request, self._deadline_s, "draft"), 0, k)
+        return self._draft(call(self._step_model, request, self._deadline_s, "draft", self._context.check), 0, k)
 
     def look_ahead(self, draft: Draft, k: int, round_index: int) -> bool:
         text = [*self._tokens, *draft.ids]
@@ -113,13 +114,33 @@ class ModelSession(DraftSession):
         ids = result.output_ids[first : first + k]
         if not ids:
             raise StepError("the draft returned no token")
+        for token in ids:
+            if not 0 <= token < self._manifest.padded_vocab_size:
+                limit = f"must be in [0, {self._manifest.padded_vocab_size})"
+                raise StepError(f"the draft returned token {token}: a token id {limit}")
         if not self._needs_q:
             return Draft("model", ids, ahead=first > 0)
         logits = result.generation_logits
         if logits is None or logits.shape[0] < first + len(ids):
             raise StepError("the draft returned no generation_logits")
-        q = log_q(logits[first : first + len(ids)], self._sampling, self._manifest)
-        return Draft("model", ids, q, ahead=first > 0)
+        laws = log_q(logits[first : first + len(ids)], self._sampling, self._manifest)
+        _check_laws(ids, laws)
+        return Draft("model", ids, laws, ahead=first > 0)
+
+
+def _check_laws(ids: Sequence[int], laws: FloatArray) -> None:
+    """Refuse what the target would refuse, and with it the request: here it costs a draft and no more.
+
+    Args:
+        laws: [K, vocab] log q up to a constant per row.
+    """
+    if laws.shape[1] <= max(ids):
+        raise StepError(f"the draft returned laws of {laws.shape[1]} tokens, and token {max(ids)}")
+    # The largest number of a row is NaN or +inf where any is, and -inf where there is no law.
+    if not np.isfinite(laws.max(axis=1)).all():
+        raise StepError("the draft returned laws with numbers that are not finite")
+    if (laws[np.arange(len(ids)), list(ids)] <= ZERO_BELOW).any():
+        raise StepError("the draft returned a token that is impossible under its own law")
 
 
 def draft_sampling(sampling: SamplingParams, capabilities: Capabilities, greedy: bool = False) -> SamplingParams:

@@ -1,15 +1,16 @@
-"""Who may run: as many requests as fit the KV pools of target and draft together, in order of arrival."""
+"""Who may run: as many requests as fit the KV pools of target and draft together, in the order of their places."""
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pipeline.errors import CancelledError, InvalidRequestError
+from pipeline.errors import InvalidRequestError
 
-POLL_S = 0.05  # how often a waiting request looks whether its client is still there
+POLL_S = 0.05  # how often a waiting request looks whether it is still wanted
 
 
 class Admission:
@@ -31,7 +32,7 @@ class Admission:
         self._free = pool_blocks
         self._running = 0
         self._tickets = itertools.count(1)
-        self._line: list[int] = []
+        self._line: list[tuple[float, int]] = []  # (place, ticket), sorted
         self._changed = threading.Condition()
 
     @property
@@ -43,19 +44,20 @@ class Admission:
         return len(self._line)
 
     @contextmanager
-    def admit(self, tokens: int, is_cancelled: Callable[[], bool]) -> Iterator[int]:
+    def admit(self, tokens: int, check: Callable[[], None], place: float = 0.0) -> Iterator[int]:
         """Wait for room, hold it for the length of the `with` block.
 
         Args:
             tokens: prompt + max_tokens + K + 1.
-            is_cancelled: asked while waiting.
+            check: called while it waits; what it raises ends the wait.
+            place: in line; smaller goes first, and among equals the first comes first. Nobody passes the head of the
+                line, however small: a large request would wait for ever.
 
         Yields:
             The request's arrival number.
 
         Raises:
             InvalidRequestError: the request would not fit an empty pool.
-            CancelledError: the client left while it waited.
         """
         blocks = -(-tokens // self._tokens_per_block)
         if blocks > self._pool_blocks:
@@ -66,14 +68,14 @@ class Admission:
             )
         with self._changed:
             ticket = next(self._tickets)
-            self._line.append(ticket)
+            mine = (place, ticket)
+            bisect.insort(self._line, mine)
             try:
-                while self._line[0] != ticket or blocks > self._free or self._running >= self._max_requests:
+                while self._line[0] != mine or blocks > self._free or self._running >= self._max_requests:
                     self._changed.wait(POLL_S)
-                    if is_cancelled():
-                        raise CancelledError("the request was cancelled while it waited for room")
+                    check()
             finally:
-                self._line.remove(ticket)
+                self._line.remove(mine)
                 self._changed.notify_all()
             self._free -= blocks
             self._running += 1

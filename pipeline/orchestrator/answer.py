@@ -9,7 +9,7 @@ from pipeline.text.stop_words import StopWordScanner
 from pipeline.text.stream import IncrementalDecoder
 from pipeline.text.tokenizer import Tokenizer
 
-STOP, EOS, LENGTH, CANCELLED = "stop", "eos", "length", "cancelled"
+STOP, EOS, LENGTH, CANCELLED, TIMEOUT = "stop", "eos", "length", "cancelled", "timeout"
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 from pipeline.drafting.base import Draft, DraftContext, Drafter, DraftSession, Offer
-from pipeline.errors import CancelledError, SpecDecodeError
+from pipeline.errors import CancelledError, RequestTimeoutError, SpecDecodeError
 from pipeline.orchestrator.admission import Admission
-from pipeline.orchestrator.answer import CANCELLED, Committed
+from pipeline.orchestrator.answer import CANCELLED, TIMEOUT, Committed
 from pipeline.orchestrator.controllers.base import ControllerFactory, Decision, Observation, RoundTimes
 from pipeline.orchestrator.controllers.switched import SWITCH_REASONS
 from pipeline.orchestrator.draft_health import DraftHealth
 from pipeline.orchestrator.intake import Intake, TargetFacts
+from pipeline.orchestrator.lifeline import Lifeline
 from pipeline.orchestrator.recorder import LoopState, NoRecorder, Recorder
 from pipeline.orchestrator.request import Chunk, GenerationRequest
 from pipeline.orchestrator.run import Run
 from pipeline.orchestrator.statistics import RoundRecord
 from pipeline.orchestrator.switch import AUTO, SpeculationSwitch
-from pipeline.orchestrator.trace.line import TraceRound
+from pipeline.orchestrator.trace.round import trace_line
 from pipeline.orchestrator.trace.writer import TraceWriter
 from pipeline.orchestrator.verifier import TargetContext, Verdict, Verifier
+from pipeline.queue_spec import QueueSpec
 from pipeline.text.tokenizer import Tokenizer
 
 
@@ -38,6 +41,7 @@ class Orchestrator:
         admission: who may run.
         default_rule: the deployment's acceptance rule, for requests that say "auto".
         burst: plain tokens per target call at most.
+        queue: how requests wait.
         trace: is given every round, and closed with the orchestrator.
         switch: turns speculation off for everybody; None: it stays with the controllers.
         draft_ahead: the draft goes on behind every block that it proposed, while the target verifies it.
@@ -56,6 +60,7 @@ class Orchestrator:
         admission: Admission,
         default_rule: str = "auto",
         burst: int = 8,
+        queue: QueueSpec | None = None,
         trace: TraceWriter | None = None,
         switch: SpeculationSwitch | None = None,
         draft_ahead: bool = False,
@@ -63,6 +68,7 @@ class Orchestrator:
         switch = switch or SpeculationSwitch(AUTO, target.limits.max_draft_len)
         self._intake = Intake(tokenizer, target, controllers, drafter.deterministic, default_rule, burst, switch)
         self._max_draft_len = target.limits.max_draft_len
+        self._queue = queue or QueueSpec()
         self._verifier = verifier
         self._drafter = drafter
         self._trace = trace
@@ -81,7 +87,7 @@ class Orchestrator:
 
         Args:
             request: what to do.
-            is_cancelled: looked at every round.
+            is_cancelled: looked at every round, and while it waits.
 
         Yields:
             For each of num_return_sequences answers, one after another: a chunk per round (or token) where the request
@@ -89,32 +95,40 @@ class Orchestrator:
 
         Raises:
             InvalidRequestError: before any work is done.
+            OverloadedError: it waited for too long.
+            RequestTimeoutError: its own time was up before there was a token; later it ends with what there is.
             StepError: the target failed; the request is lost.
         """
+        arrived = time.perf_counter() - request.waited_s
+        place = self._queue.place(arrived, request.priority)
+        lifeline = Lifeline(is_cancelled, arrived, request.timeout)
         for sequence in range(request.num_return_sequences):
             run = self._intake.prepare(request, sequence)
+            # A client that has had an answer already is not told that it waits too long for the next.
+            waits = partial(lifeline.check_in_line, self._queue.timeout_s) if sequence == 0 else lifeline.check
             try:
-                with self.admission.admit(run.kv_tokens, is_cancelled) as arrival:
-                    target, draft_context = _contexts(run, arrival)
+                with self.admission.admit(run.kv_tokens, waits, place) as arrival:
+                    target, draft_context = _contexts(run, arrival, lifeline)
                     with closing(self._drafter.start(draft_context)) as session:
-                        yield from self._rounds(run, target, session, is_cancelled)
+                        yield from self._rounds(run, target, session, lifeline)
             except CancelledError:
                 yield run.last_chunk(CANCELLED)
+            except RequestTimeoutError:
+                if sequence == 0 and not run.answer.token_count:
+                    raise
+                yield run.last_chunk(TIMEOUT)
 
     def state(self) -> LoopState:
         """How busy it is, from any thread."""
         return LoopState(self.admission.running, self.admission.waiting, self.draft_health.usable)
 
-    def _rounds(
-        self, run: Run, target: TargetContext, session: DraftSession, is_cancelled: Callable[[], bool]
-    ) -> Iterator[Chunk]:
+    def _rounds(self, run: Run, target: TargetContext, session: DraftSession, lifeline: Lifeline) -> Iterator[Chunk]:
         history = list(run.prompt_ids)
         reason: str | None = None
         index = 0
         clock = time.perf_counter()
         while reason is None:
-            if is_cancelled():
-                raise CancelledError("the request was cancelled")
+            lifeline.check()
             # Round 0 is plain: speculation must not cost time to first token.
             decision = Decision.plain(1, "first_token") if index == 0 else self._decide(run, session)
             draft, draft_s = self._draft(run, session, decision, index)
@@ -156,6 +170,8 @@ class Orchestrator:
         started = time.perf_counter()
         try:
             draft = session.propose(decision.offer, decision.k, index)
+        except (CancelledError, RequestTimeoutError):
+            raise  # nobody's failure
         except SpecDecodeError:
             self._draft_failed(run)
             return None, time.perf_counter() - started
@@ -248,40 +264,11 @@ class Orchestrator:
         if observed:
             run.controller.observe(seen)
         if self._trace is not None:
-            self._trace.put(_trace_line(run, record, decision, draft, seen, observed))
+            self._trace.put(trace_line(run, record, decision, draft, seen, observed))
         return record
 
 
-def _trace_line(
-    run: Run, record: RoundRecord, decision: Decision, draft: Draft | None, seen: Observation, observed: bool
-) -> TraceRound:
-    return TraceRound(
-        request=run.unique,
-        client_id=run.request.request_id,
-        round=record.index,
-        position=run.answer.token_count - record.committed,
-        remaining=run.answer.remaining + record.committed,
-        offers=tuple(run.offers),
-        k=decision.k,
-        burst=decision.burst,
-        key=seen.key,
-        reason=record.reason,
-        draft_ids=draft.ids if draft is not None else (),
-        drafted=seen.drafted,
-        accepted=seen.accepted,
-        computed=seen.computed,
-        committed=record.committed,
-        load=seen.load,
-        observed=observed,
-        draft_s=record.draft_s,
-        verify_s=record.verify_s,
-        overhead_s=record.overhead_s,
-        time_s=time.time(),
-        ahead=record.ahead,
-    )
-
-
-def _contexts(run: Run, arrival: int) -> tuple[TargetContext, DraftContext]:
+def _contexts(run: Run, arrival: int, lifeline: Lifeline) -> tuple[TargetContext, DraftContext]:
     """What every call of an answer carries; of end_id and min_tokens the draft learns nothing."""
     target = TargetContext(
         request_id=run.unique,
@@ -293,5 +280,8 @@ def _contexts(run: Run, arrival: int) -> tuple[TargetContext, DraftContext]:
         arrival=arrival,
         min_tokens=run.request.min_tokens,
         return_log_probs=run.request.return_log_probs,
+        check=lifeline.check,
     )
-    return target, DraftContext(run.unique, run.prompt_ids, run.sampling, run.seed, run.rule, arrival)
+    return target, DraftContext(
+        run.unique, run.prompt_ids, run.sampling, run.seed, run.rule, arrival, check=lifeline.check
+    )

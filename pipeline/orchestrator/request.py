@@ -43,7 +43,9 @@ class GenerationRequest:
         return_log_probs: send the log-probability of every committed token.
         num_return_sequences: answers to give, one after another, each with a seed of its own.
         stream_tokens: "round" streams a chunk per round, "each" one per token.
-        waited_s: seconds from its arrival at a server to its turn; for metrics alone.
+        waited_s: seconds from its arrival at a server to its turn.
+        timeout: microseconds from its arrival that it may take, waiting included; 0: any time.
+        priority: level in the waiting line, 1 is served first; 0 takes the deployment's default.
         on_round: called with (sequence, record) by the thread that decodes when a round was committed; for traces
             alone. Must be quick and never raise.
     """
@@ -68,6 +70,8 @@ class GenerationRequest:
     num_return_sequences: int = 1
     stream_tokens: str = EACH_ROUND
     waited_s: float = 0.0
+    timeout: int = 0
+    priority: int = 0
     on_round: Callable[[int, RoundRecord], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +95,7 @@ class GenerationRequest:
         _require(self.stream_tokens in STREAM_TOKENS, "stream_tokens", self.stream_tokens, limit)
         if self.stream_tokens != EACH_ROUND:
             _require(self.stream, "stream_tokens", self.stream_tokens, "needs stream = true")
+        _require(self.timeout >= 0, "timeout", self.timeout, "must be 0 (none) or more microseconds")
         _check_words("stop_words", self.stop_words, MAX_WORDS)
         _check_words("bad_words", self.bad_words, MAX_WORDS)
         _check_words("embedding_bias_words", [word for word, _ in self.embedding_bias], MAX_BIAS_WORDS)
@@ -119,7 +124,7 @@ class Chunk:
         text: new text; the whole text where the request does not stream.
         token_ids: committed tokens that this chunk adds (their text may still be held back).
         round: how this chunk's round went; None where the request did not ask.
-        finish_reason: "stop", "eos", "length" or "cancelled" on the last chunk of an answer, else None.
+        finish_reason: "stop", "eos", "length", "cancelled" or "timeout" on the last chunk of an answer, else None.
         statistics: on the last chunk of an answer.
         log_probs: one per token of `token_ids`, under the target's law before sampling options; () unless asked for.
         cum_log_prob: sum of the answer's log-probabilities up to here; None unless asked for.

@@ -55,7 +55,7 @@ def make_orchestrator(
             target_manifest.end_id,
             target_manifest.padded_vocab_size,
         ),
-        verifier=StepVerifier(target, spec.deadlines.target_s),
+        verifier=StepVerifier(target, spec.deadlines.target_s, target_manifest.padded_vocab_size),
         drafter=drafter,
         controllers=make_controllers(
             spec.controller,
@@ -66,6 +66,7 @@ def make_orchestrator(
         admission=admission,
         default_rule=spec.rule,
         burst=spec.controller.burst,
+        queue=spec.queue,
         trace=_open_trace(spec, target_manifest, draft_manifest),
         switch=SpeculationSwitch(spec.speculation, target_manifest.limits.max_draft_len, switch_file),
         draft_ahead=spec.drafts_ahead,

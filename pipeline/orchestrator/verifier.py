@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.common_prefix import common_prefix
 from pipeline.drafting.base import Draft
 from pipeline.engine.step import KvUse, StepModel, StepRequest, StepResult
-from pipeline.engine.waiting import call
+from pipeline.engine.waiting import call, wanted
 from pipeline.errors import StepError
 from pipeline.sampling.params import SamplingParams
 from pipeline.sampling.random import call_seed
@@ -29,6 +31,7 @@ class TargetContext:
         arrival: order of the request.
         min_tokens: generated tokens before which the end token is impossible.
         return_log_probs: ask for a log-probability per token.
+        check: raises where the answer is no longer wanted; called while a call is waited for.
     """
 
     request_id: str
@@ -40,6 +43,7 @@ class TargetContext:
     arrival: int = 0
     min_tokens: int = 0
     return_log_probs: bool = False
+    check: Callable[[], None] = wanted
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,13 @@ class StepVerifier:
     Args:
         step_model: the target engine.
         deadline_s: seconds after which a call is abandoned.
+        vocab_size: width of its logits; a token beyond is an error, not a text. None looks at the sign alone.
     """
 
-    def __init__(self, step_model: StepModel, deadline_s: float) -> None:
+    def __init__(self, step_model: StepModel, deadline_s: float, vocab_size: int | None = None) -> None:
         self._step_model = step_model
         self._deadline_s = deadline_s
+        self._vocab_size = vocab_size
 
     def verify(self, context: TargetContext, history: tuple[int, ...], draft: Draft, index: int) -> Verdict:
         new = len(draft.ids) + 1
@@ -131,9 +137,15 @@ class StepVerifier:
             return_log_probs=context.return_log_probs,
             continues=continues,
         )
-        result = call(self._step_model, request, self._deadline_s, "target")
+        result = call(self._step_model, request, self._deadline_s, "target", context.check)
         if len(result.output_ids) > new:
             raise StepError(f"the target returned {len(result.output_ids)} tokens, {new} were asked for")
+        for token in result.output_ids:
+            if token < 0 or (self._vocab_size is not None and token >= self._vocab_size):
+                limit = "0 or more" if self._vocab_size is None else f"in [0, {self._vocab_size})"
+                raise StepError(f"the target returned token {token}: a token id must be {limit}")
         if context.return_log_probs and len(result.log_probs) != len(result.output_ids):
             raise StepError(f"the target returned {len(result.log_probs)} log-probs, {len(result.output_ids)} tokens")
+        if any(map(math.isnan, result.log_probs)):
+            raise StepError("the target returned a log-probability that is not a number")
         return result

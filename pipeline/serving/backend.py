@@ -108,6 +108,15 @@ def read_inputs(request: Any) -> dict[str, Any]:
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
+def read_timeout(request: Any) -> dict[str, int]:
+    """Triton's own request timeout in microseconds, as the parameter of this name that HTTP `generate` passes on.
+
+    A gRPC client's never is among the parameters: the front end takes it out.
+    """
+    timeout = int(request.timeout())
+    return {"timeout": timeout} if timeout else {}
+
+
 def read_parameters(request: Any) -> dict[str, Any]:
     """Request parameters: JSON scalars by name."""
     text = request.parameters()

@@ -51,10 +51,16 @@ class BlsStepModel(StepModel):
         self._max_abandoned = max_abandoned
         self._adapter = StepAdapter(dialect)
         self._pool = WorkerPool(f"bls-{model_name}", max_calls)
-        # A stop of a dead child never returns either: a few threads for all of them, and what waits is dropped.
-        self._stops = WorkerPool(f"bls-{model_name}-stop", STOP_THREADS, max_waiting=STOP_THREADS)
+        self._max_calls = max_calls
+        self._stops = self._stop_threads()
+        self._stopping: set[float] = set()  # when stops began that have not returned
         self._inside: dict[Future[StepResult], float] = {}  # -> when its exec began
         self._lost: set[Future[StepResult]] = set()  # calls to a process that died
+
+    def _stop_threads(self) -> WorkerPool:
+        # A stop of a dead child never returns either: a few threads for all of them. All calls may have to be stopped
+        # at once, when their client goes; what would wait beyond those is dropped.
+        return WorkerPool(f"bls-{self._name}-stop", STOP_THREADS, max_waiting=self._max_calls)
 
     @property
     def abandoned(self) -> int:
@@ -91,6 +97,11 @@ class BlsStepModel(StepModel):
             reason: for the error.
             begun_before: `time.monotonic`; later calls go on.
         """
+        if any(began < begun_before for began in tuple(self._stopping)):
+            # Those threads are lost as well, and a cancellation must reach the next process.
+            self._stopping = set()
+            self._stops.close()
+            self._stops = self._stop_threads()
         for future, began in list(self._inside.items()):
             if began >= begun_before:
                 continue
@@ -149,10 +160,14 @@ class BlsStepModel(StepModel):
         return response
 
     def _exec_stop(self, request_id: str) -> None:
+        began, stopping = time.monotonic(), self._stopping
+        stopping.add(began)
         try:
             self._exec(request_id, encode_stop())
         except SpecDecodeError as error:
             self._utils.Logger.log_warn(f"stop of call {request_id} failed: {error}")
+        finally:
+            stopping.discard(began)
 
     def _run(self, request: StepRequest, future: Future[StepResult]) -> None:
         if future.cancelled():

@@ -39,6 +39,9 @@ PRIORITY_PARAMETER = "priority"
 CONTINUES_PARAMETER = "continues"
 CHAT_PARAMETER = "chat"
 STREAM_TOKENS_PARAMETER = "stream_tokens"
+TIMEOUT_PARAMETER = "timeout"
+# Triton's gRPC front end keeps a parameter `priority` for its own queue; the other name reaches a model.
+PRIORITY_PARAMETERS = ("request_priority", "priority")
 
 # What an NVIDIA engine sends with return_perf_metrics, of what the loop uses.
 PERF_OUTPUTS = (

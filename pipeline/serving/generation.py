@@ -16,9 +16,11 @@ from pipeline.orchestrator.request import DEFAULT_MAX_TOKENS, EACH_ROUND, Chunk,
 from pipeline.sampling.params import PENALTIES, TRUNCATIONS, SamplingParams
 from pipeline.serving.contract import (
     CHAT_PARAMETER,
+    PRIORITY_PARAMETERS,
     RULE_PARAMETER,
     SPEC_DECODE,
     STREAM_TOKENS_PARAMETER,
+    TIMEOUT_PARAMETER,
     Array,
     Tensors,
 )
@@ -56,13 +58,40 @@ def decode_generation(
         acceptance_rule=_parameter(parameters, RULE_PARAMETER, "auto"),
         chat=_parameter(parameters, CHAT_PARAMETER, False),
         stream_tokens=_parameter(parameters, STREAM_TOKENS_PARAMETER, EACH_ROUND),
+        timeout=timeout_of(parameters),
+        priority=priority_of(parameters),
         request_id=request_id,
         on_round=None,
         **{name: bool(one_value(tensors, name, False)) for name in _FLAGS},
     )
 
 
-def encode_generation(request: GenerationRequest) -> tuple[Tensors, dict[str, str | bool]]:
+def timeout_of(parameters: Mapping[str, Any]) -> int:
+    """Microseconds that a request may take; 0: any time.
+
+    Raises:
+        InvalidRequestError: it is no such number.
+    """
+    timeout: int = _parameter(parameters, TIMEOUT_PARAMETER, 0)
+    if timeout < 0:
+        raise InvalidRequestError(TIMEOUT_PARAMETER, timeout, "must be 0 (none) or more microseconds")
+    return timeout
+
+
+def priority_of(parameters: Mapping[str, Any]) -> int:
+    """The level that a request asks for; 0: the deployment's default.
+
+    Raises:
+        InvalidRequestError: it is no whole number, or two that differ.
+    """
+    levels = {name: _parameter(parameters, name, 0) for name in PRIORITY_PARAMETERS if name in parameters}
+    if len(set(levels.values())) > 1:
+        first, second = PRIORITY_PARAMETERS
+        raise InvalidRequestError(first, levels[first], f"is another name of {second}, which is {levels[second]}")
+    return next(iter(levels.values()), 0)
+
+
+def encode_generation(request: GenerationRequest) -> tuple[Tensors, dict[str, str | bool | int]]:
     """Inputs and parameters that `decode_generation` reads as `request`; defaults are left out.
 
     Raises:
@@ -91,11 +120,13 @@ def encode_generation(request: GenerationRequest) -> tuple[Tensors, dict[str, st
     if request.embedding_bias:
         values["embedding_bias_words"] = [word for word, _ in request.embedding_bias]
         values["embedding_bias_weights"] = [weight for _, weight in request.embedding_bias]
-    parameters: dict[str, str | bool] = {}
+    parameters: dict[str, str | bool | int] = {}
     for parameter, field in (
         (RULE_PARAMETER, "acceptance_rule"),
         (CHAT_PARAMETER, "chat"),
         (STREAM_TOKENS_PARAMETER, "stream_tokens"),
+        (TIMEOUT_PARAMETER, "timeout"),
+        (PRIORITY_PARAMETERS[0], "priority"),
     ):
         if getattr(request, field) != defaults[field]:
             parameters[parameter] = getattr(request, field)
@@ -210,7 +241,7 @@ def _sampling(tensors: Mapping[str, Array]) -> SamplingParams:
 def _parameter(parameters: Mapping[str, Any], name: str, absent: Any) -> Any:
     value = parameters.get(name, absent)
     if type(value) is not type(absent):
-        kind = "true or false" if isinstance(absent, bool) else "a text"
+        kind = {bool: "true or false", int: "a whole number"}.get(type(absent), "a text")
         raise InvalidRequestError(name, value, f"must be {kind}")
     return value
 

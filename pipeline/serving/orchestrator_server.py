@@ -1,22 +1,26 @@
-"""The model.py logic of `spec_decode`: requests onto worker threads, chunks out by the response sender."""
+"""The model.py logic of `spec_decode`: requests onto worker threads, chunks out by the response sender.
+
+`execute` only enqueues, so that Triton's own queue is always empty and its policies would find nobody to act on (and a
+python model is not told a request's priority): the line, its order and its bounds are here.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.engine.manifest import MANIFEST_NAME, Manifest
-from pipeline.engine.step import StepModel
 from pipeline.errors import CancelledError, OverloadedError, SpecDecodeError
 from pipeline.metrics import catalogue as metrics
 from pipeline.metrics.tally import Tally
-from pipeline.orchestrator.recorder import LoopState, NoRecorder, Recorder, TallyRecorder
+from pipeline.orchestrator.lifeline import Lifeline
+from pipeline.orchestrator.recorder import NoRecorder, Recorder, TallyRecorder
 from pipeline.orchestrator.request import Chunk, GenerationRequest
+from pipeline.queue_spec import QueueSpec
 from pipeline.serving.answer import Answer
 from pipeline.serving.backend import (
     ModelArguments,
@@ -25,72 +29,25 @@ from pipeline.serving.backend import (
     load_factory,
     read_inputs,
     read_parameters,
+    read_timeout,
 )
 from pipeline.serving.bls import BlsStepModel
 from pipeline.serving.contract import DRAFT_MODEL, TARGET_MODEL
 from pipeline.serving.dialect import OWN, Dialect
-from pipeline.serving.generation import decode_generation, encode_chunk, encode_chunks
+from pipeline.serving.generation import decode_generation, encode_chunk, encode_chunks, priority_of, timeout_of
 from pipeline.serving.metrics import Gauge, MetricsExporter
 from pipeline.serving.otlp import Tracer
 from pipeline.serving.process_watch import ProcessWatch
 from pipeline.serving.request_log import OFF, RequestLog
+from pipeline.serving.text_generator import TextGenerator
+from pipeline.serving.waiting_line import WaitingJob, WaitingLine
 from pipeline.serving.workers import WorkerPool
 from pipeline.spec import DeploymentSpec
 from pipeline.tracing.request_spans import RequestSpans
 
 OUTBOX_THREADS = 4
 SPEC_FILE = "deployment.json"
-DEFAULT_ORCHESTRATOR_FACTORY = "pipeline.serving.orchestrator_server:build_orchestrator"
-
-
-class TextGenerator(Protocol):
-    """What the server needs of an orchestrator; `pipeline.orchestrator.loop.Orchestrator` has this shape."""
-
-    recorder: Recorder
-
-    def state(self) -> LoopState:
-        """How busy it is."""
-
-    def generate(self, request: GenerationRequest, is_cancelled: Callable[[], bool]) -> Iterator[Chunk]:
-        """Chunks of num_return_sequences answers, the last of each is `final`. Without `stream` one chunk each.
-
-        Raises:
-            SpecDecodeError: from any `next`; the request ends with it.
-        """
-
-    def close(self) -> None:
-        """Nothing will be asked any more."""
-
-
-def build_orchestrator(
-    spec: DeploymentSpec, engines_dir: Path, target: StepModel, draft: StepModel | None
-) -> TextGenerator:
-    """The default `orchestrator_factory`: the real loop over two step models.
-
-    Args:
-        spec: the deployment.
-        engines_dir: holds target/ and draft/: manifests and the tokenizer, which are read here too.
-        target: the target's step model.
-        draft: the draft's, or None.
-
-    Raises:
-        EngineError: an engine folder is missing or damaged.
-    """
-    # Lazily: tests serve other orchestrators, and importing this one costs seconds.
-    from pipeline.orchestrator.setup import make_orchestrator
-    from pipeline.orchestrator.switch import SWITCH_NAME
-    from pipeline.text.tokenizer import Tokenizer
-
-    target_dir = engines_dir / TARGET_MODEL
-    return make_orchestrator(
-        spec,
-        Tokenizer.load(target_dir),
-        target,
-        Manifest.read(target_dir),
-        draft,
-        None if draft is None else Manifest.read(engines_dir / DRAFT_MODEL),
-        engines_dir / SWITCH_NAME,
-    )
+DEFAULT_ORCHESTRATOR_FACTORY = "pipeline.serving.text_generator:build_orchestrator"
 
 
 def _dialect(folder: Path) -> Dialect:
@@ -106,6 +63,7 @@ class OrchestratorServer:
         utils: `triton_python_backend_utils`.
         max_requests: requests that run at once.
         max_queue: requests that may wait beyond those; a further one is refused with UNAVAILABLE.
+        queue: in which order they wait, and for how long.
         step_models: closed with the server, by name.
         recorder: told how requests end.
         log: takes a line for each.
@@ -119,6 +77,7 @@ class OrchestratorServer:
         *,
         max_requests: int,
         max_queue: int,
+        queue: QueueSpec | None = None,
         step_models: Mapping[str, BlsStepModel] | None = None,
         recorder: Recorder | None = None,
         log: RequestLog | None = None,
@@ -132,7 +91,9 @@ class OrchestratorServer:
         self._tracer = tracer
         self._exporter: MetricsExporter | None = None
         self._watch: ProcessWatch | None = None
+        self.queue = queue or QueueSpec()
         self._pool = WorkerPool("request", max_requests, max_queue)
+        self._line = WaitingLine(self._pool)
         self._outbox = WorkerPool("outbox", OUTBOX_THREADS)
         self._stopping = False
 
@@ -169,6 +130,7 @@ class OrchestratorServer:
             utils,
             max_requests=spec.limits.max_requests,
             max_queue=spec.limits.max_queue,
+            queue=spec.queue,
             step_models={TARGET_MODEL: target, **({} if draft is None else {DRAFT_MODEL: draft})},
             recorder=generator.recorder,
             log=RequestLog.from_environment(utils),
@@ -187,9 +149,10 @@ class OrchestratorServer:
         for request in requests:
             answer = Answer(self._utils, request.get_response_sender(), self._outbox)
             try:
-                self._pool.submit(partial(self._run, request, answer, arrived))
-            except OverloadedError as error:
-                self._fail(request, answer, error)
+                turn = _Turn(self, request, answer, arrived)
+                self._pool.submit(turn, self.queue.place(arrived, priority_of(turn.parameters)))
+            except SpecDecodeError as error:
+                self.fail(request, answer, error)
 
     def gauges(self) -> list[Gauge]:
         """The values of all gauges now."""
@@ -204,6 +167,7 @@ class OrchestratorServer:
     def close(self) -> None:
         """Refuse what waits; running requests end by their own deadlines."""
         self._stopping = True
+        self._line.close()
         for job in [*self._pool.close(), *self._outbox.close()]:
             job()
         if self._watch is not None:
@@ -217,7 +181,8 @@ class OrchestratorServer:
         if self._exporter is not None:
             self._exporter.close()
 
-    def _run(self, request: Any, answer: Answer, arrived: float) -> None:
+    def run(self, request: Any, parameters: Mapping[str, Any], answer: Answer, arrived: float) -> None:
+        """Answer a request, in the thread whose turn it is."""
         spans: RequestSpans | None = None
         try:
             if self._tracer is not None:
@@ -226,16 +191,17 @@ class OrchestratorServer:
                 raise OverloadedError("the server is stopping")
             if answer.was_withdrawn():
                 raise CancelledError("the client withdrew the request while it waited")
-            wanted = decode_generation(read_inputs(request), read_parameters(request), request.request_id())
+            wanted = decode_generation(read_inputs(request), parameters, request.request_id())
             on_round = None if spans is None else spans.round_ended
             wanted = replace(wanted, waited_s=time.perf_counter() - arrived, on_round=on_round)
             self._answer(wanted, answer, spans)
         except BaseException as error:
-            self._fail(request, answer, error)
+            self.fail(request, answer, error)
             if spans is not None:
                 spans.ended(error_text(error))
 
-    def _fail(self, request: Any, answer: Answer, error: BaseException) -> None:
+    def fail(self, request: Any, answer: Answer, error: BaseException) -> None:
+        """End a request with an error, and say so."""
         self._log.failed(request.request_id(), error)
         self._recorder.request_failed(error.code if isinstance(error, SpecDecodeError) else SpecDecodeError.code)
         answer.fail(error)
@@ -263,3 +229,26 @@ class OrchestratorServer:
             answer.send(encode_chunks(whole), final=True)
         if spans is not None:
             spans.ended()
+
+
+class _Turn(WaitingJob):
+    """A request that waits for its thread, or has it.
+
+    Raises:
+        InvalidRequestError: how it wants to wait makes no sense.
+    """
+
+    def __init__(self, server: OrchestratorServer, request: Any, answer: Answer, arrived: float) -> None:
+        self.parameters = {**read_parameters(request), **read_timeout(request)}
+        self._server, self._request, self._answer, self._arrived = server, request, answer, arrived
+        self._longest_s = server.queue.timeout_s
+        self._lifeline = Lifeline(answer.is_cancelled, arrived, timeout_of(self.parameters))
+
+    def __call__(self) -> None:
+        self._server.run(self._request, self.parameters, self._answer, self._arrived)
+
+    def check(self) -> None:
+        self._lifeline.check_in_line(self._longest_s)
+
+    def fail(self, error: SpecDecodeError) -> None:
+        self._server.fail(self._request, self._answer, error)

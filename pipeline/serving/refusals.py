@@ -8,14 +8,16 @@ from typing import Any
 from pipeline.errors import InvalidRequestError
 from pipeline.serving.contract import (
     CHAT_PARAMETER,
+    PRIORITY_PARAMETERS,
     RULE_PARAMETER,
     SPEC_DECODE,
     STREAM_TOKENS_PARAMETER,
+    TIMEOUT_PARAMETER,
     UNSUPPORTED_INPUTS,
     Array,
 )
 
-PARAMETERS = (RULE_PARAMETER, CHAT_PARAMETER, STREAM_TOKENS_PARAMETER)
+PARAMETERS = (RULE_PARAMETER, CHAT_PARAMETER, STREAM_TOKENS_PARAMETER, TIMEOUT_PARAMETER, *PRIORITY_PARAMETERS)
 # "id" is the request's id, which the HTTP front end leaves among the parameters too.
 _OTHER_PARAMETERS = ("id",)
 

@@ -11,52 +11,34 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from pipeline.errors import ServerError
 from pipeline.orchestrator.switch import SWITCH_NAME
 from pipeline.serving.contract import SPEC_DECODE_MODEL
-from pipeline.serving.launch import DEEP_STACK, PLAIN, Launch
-from pipeline.serving.ports import FREE_PORTS, HOST, choose_ports
+from pipeline.serving.launch import DEEP_STACK
+from pipeline.serving.ports import HOST, choose_ports
 from pipeline.serving.server_lock import ServerLock, ServerRecord
-from pipeline.serving.shared_memory import check_space, clean_stale, kill_group, region_prefix, remove_regions
+from pipeline.serving.server_options import ServerOptions
+from pipeline.serving.shared_memory import (
+    check_space,
+    clean_stale,
+    kill_group,
+    region_prefix,
+    remove_regions,
+)
 from pipeline.serving.stall import StallWatch
 from pipeline.serving.triton_install import TritonInstall, find_triton
 from pipeline.serving.triton_log import TritonLog
-from pipeline.spec import ROOT, PortsSpec
+from pipeline.spec import ROOT
 
 _POLL_S = 0.05
 _STOP_MARGIN_S = 2.0  # a client's open stream can keep Triton from exiting after its own timeout
 
 _STUB_ENV = {"TOKENIZERS_PARALLELISM": "false"}
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """How a server runs.
-
-    Attributes:
-        ports: 0 takes a free one.
-        requests: that run at once; sizes the Python backend's thread pool.
-        shm_bytes: shared memory that each model starts with, in bytes; it grows by itself.
-        exit_timeout_s: what Triton grants running requests when it is stopped, in seconds.
-        log_path: None: server.log beside the models.
-        env: added to the environment of the server and its models.
-        launch: what starts it, and what its engines need besides.
-        arguments: further flags of tritonserver.
-    """
-
-    ports: PortsSpec = FREE_PORTS
-    requests: int = 32
-    shm_bytes: int = 16 << 20
-    exit_timeout_s: int = 5
-    log_path: Path | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    launch: Launch = PLAIN
-    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,7 +131,7 @@ class TritonServer:
             # A deployment begins with what its spec says, not with what its predecessor was switched to.
             (self._engines_dir / SWITCH_NAME).unlink(missing_ok=True)
             clean_stale()
-            check_space(self._options.shm_bytes * len(self._models))
+            check_space(self._options.shm_bytes * len(self._models), self._options.laws)
             self.ports = choose_ports(self.ports)  # the same ones when it is started again
             self._process = self._spawn(install)
         except BaseException:

@@ -18,11 +18,13 @@ from pathlib import Path
 import psutil
 
 from pipeline.errors import ServerError
+from pipeline.serving.shared_memory_need import HOW, LawTraffic
 
 SHM = Path("/dev/shm")
 SERVER_NAME = "tritonserver"
 _PREFIX = "specdec"
 _KILL_WAIT_S = 5.0
+NO_LAWS = LawTraffic()
 
 
 def _namespace() -> str:
@@ -40,11 +42,12 @@ def regions(pid: int) -> list[Path]:
     return sorted(SHM.glob(f"{region_prefix(pid)}*"))
 
 
-def check_space(needed: int) -> None:
-    """Refuse to start where shared memory is too small.
+def check_space(start: int, laws: LawTraffic = NO_LAWS) -> None:
+    """Refuse to start where shared memory is too small, now or under load: when it is full, processes die.
 
     Args:
-        needed: bytes.
+        start: bytes that the models begin with.
+        laws: what they grow to besides.
 
     Raises:
         ServerError: with what is needed and what is free.
@@ -53,10 +56,12 @@ def check_space(needed: int) -> None:
         free = shutil.disk_usage(SHM).free
     except OSError as error:
         raise ServerError(f"{SHM} cannot be used: {error.strerror}") from error
+    needed = start + laws.size
     if free < needed:
+        under_load = f", {start / 2**20:.0f} MiB at their start and {laws} when all sample" if laws.size else ""
         raise ServerError(
-            f"{SHM} has {free / 2**20:.0f} MiB free, the server's models need {needed / 2**20:.0f} MiB; enlarge it "
-            "(Docker: --shm-size, Kubernetes: a memory volume) or remove what lies there"
+            f"{SHM} has {free / 2**20:.0f} MiB free, the server's models need {needed / 2**20:.0f} MiB{under_load}; "
+            f"{HOW}"
         )
 
 

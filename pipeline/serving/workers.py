@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable
 
 from pipeline.errors import OverloadedError
@@ -13,7 +14,7 @@ Job = Callable[[], None]
 
 
 class WorkerPool:
-    """Threads that are started when needed and run jobs in order of arrival.
+    """Threads that are started when needed and run jobs in the order of their places, then of arrival.
 
     `concurrent.futures` joins its threads when the interpreter exits; a BLS call to a dead child never
     returns (python_backend release 24.10), so that a stub would never end.
@@ -28,7 +29,8 @@ class WorkerPool:
         self._name = name
         self._size = size
         self._max_waiting = max_waiting
-        self._jobs: deque[Job] = deque()
+        self._jobs: list[tuple[float, int, Job]] = []  # a heap of (place, number, job)
+        self._numbers = itertools.count()
         self._wake = threading.Condition()
         self._threads = 0
         self._idle = 0
@@ -36,8 +38,11 @@ class WorkerPool:
         self._written_off = 0
         self._closed = False
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job, place: float = 0.0) -> None:
         """Queue a job; what it raises is logged.
+
+        Args:
+            place: in line; smaller goes first.
 
         Raises:
             OverloadedError: as many are waiting as may, or the pool is closed.
@@ -50,13 +55,29 @@ class WorkerPool:
                 raise OverloadedError(
                     f"{self._size} requests run and {self._max_waiting} wait, which is the limit; try again later"
                 )
-            self._jobs.append(job)
+            heapq.heappush(self._jobs, (place, next(self._numbers), job))
             self._unfinished += 1
             if self._idle >= len(self._jobs):
                 self._wake.notify()
             elif self._threads < self._size + self._written_off:
                 self._threads += 1
                 threading.Thread(target=self._work, name=f"{self._name}-{self._threads}", daemon=True).start()
+
+    def queued(self) -> list[Job]:
+        """Jobs that have no thread yet, in no order."""
+        with self._wake:
+            return [job for _, _, job in self._jobs]
+
+    def withdraw(self, job: Job) -> bool:
+        """Take a job out of the line. False where it runs, or has run."""
+        with self._wake:
+            left = [entry for entry in self._jobs if entry[2] is not job]
+            if len(left) == len(self._jobs):
+                return False
+            heapq.heapify(left)
+            self._jobs = left
+            self._unfinished -= 1
+            return True
 
     def write_off(self, jobs: int) -> None:
         """So many running jobs are given up: their threads count no more."""
@@ -76,7 +97,7 @@ class WorkerPool:
         """Take no more jobs; idle threads end. Returns the jobs that were waiting."""
         with self._wake:
             self._closed = True
-            waiting = list(self._jobs)
+            waiting = [job for _, _, job in sorted(self._jobs)]
             self._jobs.clear()
             self._wake.notify_all()
         return waiting
@@ -93,7 +114,7 @@ class WorkerPool:
                     if self._jobs:
                         self._wake.notify()
                     return
-                job = self._jobs.popleft()
+                _, _, job = heapq.heappop(self._jobs)
             try:
                 job()
             except Exception:

@@ -164,7 +164,7 @@ def test_shared_memory(target: Path, draft: Path) -> None:
     for free, severity in (
         (None, "error"),
         (start - 1, "error"),
-        (start + laws - 1, "warning"),
+        (start + laws - 1, "error"),
         (start + laws, "ok"),
     ):
         (finding,) = findings_of(SharedMemory, spec, Machine(shm_free=free))
@@ -177,7 +177,7 @@ def test_look_up_sends_laws_to_tensorrt_only(target: Path) -> None:
     ngram = {"draft.kind": "ngram"}
     assert severities(findings_of(SharedMemory, make_spec(target, None, **ngram), machine)) == ["ok"]
     on_gpu = make_spec(target, None, engine="tensorrt_llm", **ngram)
-    assert severities(findings_of(SharedMemory, on_gpu, machine)) == ["warning"]
+    assert severities(findings_of(SharedMemory, on_gpu, machine)) == ["error"]
 
 
 def test_ports(target: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -16,16 +17,24 @@ from pipeline.orchestrator.admission import Admission
 from .scripted import eventually
 
 
-def never() -> bool:
-    return False
+def never() -> None:
+    """Waits whatever happens."""
+
+
+def unless(gone: Callable[[], bool]) -> Callable[[], None]:
+    def check() -> None:
+        if gone():
+            raise CancelledError("gone")
+
+    return check
 
 
 class Visitor:
     """A thread that is admitted, stays until it is told to leave, and notes what happened."""
 
-    def __init__(self, admission: Admission, tokens: int, log: list[str], name: str) -> None:
+    def __init__(self, admission: Admission, tokens: int, log: list[str], name: str, place: float = 0.0) -> None:
         self.leave, self.gone = threading.Event(), threading.Event()
-        self._admission, self._tokens, self._log, self._name = admission, tokens, log, name
+        self._admission, self._tokens, self._log, self._name, self._place = admission, tokens, log, name, place
         self.thread = threading.Thread(target=self._run, daemon=True)
         waiting = admission.waiting + admission.running
         self.thread.start()
@@ -33,7 +42,7 @@ class Visitor:
 
     def _run(self) -> None:
         try:
-            with self._admission.admit(self._tokens, self.gone.is_set):
+            with self._admission.admit(self._tokens, unless(self.gone.is_set), self._place):
                 self._log.append(self._name)
                 self.leave.wait(10)
         except CancelledError:
@@ -62,6 +71,18 @@ def test_first_come_first_served(monkeypatch: pytest.MonkeyPatch) -> None:
     b.finish()
     eventually(lambda: log == ["a", "b", "c"])
     c.finish()
+    assert (admission.running, admission.waiting) == (0, 0)
+
+
+def test_smaller_places_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits; what runs is left alone."""
+    monkeypatch.setattr(module, "POLL_S", 60.0)
+    log: list[str] = []
+    admission = Admission(pool_blocks=1, tokens_per_block=4, max_requests=8)
+    visitors = [Visitor(admission, 4, log, name, place) for name, place in (("a", 5), ("b", 20), ("c", 20), ("d", 10))]
+    for index, name in enumerate("adbc"):
+        eventually(lambda index=index, name=name: log[index:] == [name])
+        next(visitor for visitor in visitors if visitor._name == name).finish()
     assert (admission.running, admission.waiting) == (0, 0)
 
 
@@ -152,7 +173,7 @@ def test_never_over_capacity(sizes: list[int], cancelled: set[int], max_requests
     served: set[int] = set()
 
     def visit(name: int, tokens: int) -> None:
-        with contextlib.suppress(CancelledError), admission.admit(tokens, lambda: name in cancelled):
+        with contextlib.suppress(CancelledError), admission.admit(tokens, unless(lambda: name in cancelled)):
             with lock:
                 inside[name] = -(-tokens // 4)
                 worst[:] = max(worst[0], sum(inside.values())), max(worst[1], len(inside))

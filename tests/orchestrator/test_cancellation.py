@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pipeline.engine.step import StepRequest, StepResult
+from pipeline.errors import OverloadedError, RequestTimeoutError
 from pipeline.orchestrator.admission import Admission
 
 from .scripted import Rig, TargetScript, ask, eventually, make_rig, run
@@ -89,3 +90,37 @@ def test_a_consumer_that_stops_listening() -> None:
     assert rig.orchestrator.admission.running == 1
     answer.close()  # type: ignore[attr-defined]
     assert rig.orchestrator.admission.running == 0
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "timeout"])
+def test_in_the_middle_of_a_call(reason: str) -> None:
+    """A call that nobody waits for is stopped, whatever its engine's deadline; nothing is held against the target."""
+    follows = TargetScript(list(SCRIPT.encode()), 2)
+    rig = make_rig(SCRIPT, target_s=60.0, answer=lambda call: follows(call) if len(call.input_ids) < 8 else None)
+    request = ask(timeout=100_000) if reason == "timeout" else ask()
+    outcome = run(rig, request, lambda: reason == "cancelled" and hung(rig))
+    assert outcome.reason == reason and SCRIPT.startswith(outcome.text) and outcome.text
+    assert rig.target.stopped == [rig.target.calls[-1].request_id]
+
+
+def hung(rig: Rig) -> bool:
+    return bool(rig.target.calls) and len(rig.target.calls[-1].input_ids) >= 8
+
+
+def test_a_deadline_before_the_first_token() -> None:
+    """An error: there is no text that could be given."""
+    rig = make_rig(SCRIPT, target_s=60.0, answer=lambda call: None)
+    with pytest.raises(RequestTimeoutError, match="timeout = 50000 us"):
+        run(rig, ask(timeout=50_000))
+    assert rig.target.stopped == [rig.target.calls[0].request_id] and rig.orchestrator.admission.running == 0
+
+
+def test_a_wait_that_is_too_long() -> None:
+    """The queue's limit counts from arrival; the client may try again."""
+    rig = make_rig(SCRIPT)
+    rig.orchestrator.admission = Admission(64, 8, max_requests=1)
+    running = rig.orchestrator.generate(ask())
+    next(running)
+    with pytest.raises(OverloadedError, match="waited 120 s for its turn"):
+        list(rig.orchestrator.generate(ask(waited_s=119.99)))
+    assert list(running)[-1].finish_reason == "length"

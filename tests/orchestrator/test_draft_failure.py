@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import pytest
 
 from pipeline.drafting.hybrid import HybridDrafter
@@ -83,19 +84,33 @@ def test_a_draft_that_the_target_refuses(clock: SimpleNamespace) -> None:
     """Decoding plainly instead would withhold the proposal and change the law: the request fails."""
 
     def answer(request: StepRequest) -> StepResult | Exception:
-        if 300 in request.draft_ids:
-            return InvalidRequestError("draft_input_ids", 300, "must be a token id in [0, 257)")
+        if 200 in request.draft_ids:
+            return InvalidRequestError("draft_input_ids", 200, "must be a token id in [0, 200)")
         return StepResult(tuple(SCRIPT.encode())[:1])
 
-    draft = ScriptedModel(lambda request: StepResult((300,) * request.max_new_tokens))
+    draft = ScriptedModel(lambda request: StepResult((200,) * request.max_new_tokens))
     rig = make_rig(SCRIPT, drafter=ModelDrafter(draft, make_manifest(), 5.0), answer=answer)
-    with pytest.raises(InvalidRequestError, match="draft_input_ids = 300"):
+    with pytest.raises(InvalidRequestError, match="draft_input_ids = 200"):
         run(rig)
 
 
-@pytest.mark.parametrize("result", [StepResult(()), StepResult((65, 66))], ids=["no token", "no generation_logits"])
+LAWS = np.zeros((2, 257), np.float32)
+NONSENSE = {
+    "no token": StepResult(()),
+    "no generation_logits": StepResult((65, 66)),
+    "beyond the vocabulary": StepResult((65, 257), generation_logits=LAWS),
+    "negative": StepResult((-1, 66), generation_logits=LAWS),
+    "NaN": StepResult((65, 66), generation_logits=np.where(np.arange(257) == 3, np.nan, LAWS)),
+    "infinite": StepResult((65, 66), generation_logits=np.where(np.arange(257) == 3, np.inf, LAWS)),
+    "no law": StepResult((65, 66), generation_logits=np.full_like(LAWS, -np.inf)),
+    "impossible": StepResult((65, 66), generation_logits=np.where(np.arange(257) == 66, -1e9, LAWS)),
+    "too narrow": StepResult((65, 66), generation_logits=LAWS[:, :66]),
+}
+
+
+@pytest.mark.parametrize("result", NONSENSE.values(), ids=NONSENSE)
 def test_a_draft_that_answers_nonsense(result: StepResult, clock: SimpleNamespace) -> None:
-    """No token, or none of the laws that sampling needs, is a failure too."""
+    """No token, one that does not exist, or no law that sampling can use, is a failure too."""
     rig = make_rig(SCRIPT, drafter=ModelDrafter(ScriptedModel(lambda request: result), make_manifest(), 5.0))
     outcome = run(rig, ask(sampling=SamplingParams(1.0), seed=1, num_draft_tokens=2))
     assert outcome.text == SCRIPT[:20] and outcome.statistics.draft_failures == 1

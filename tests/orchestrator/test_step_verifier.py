@@ -156,3 +156,17 @@ def test_a_late_answer_in_time() -> None:
             return future
 
     assert call(Late(lambda request: None), StepRequest("r", (1,), 1), 30.0, "target").output_ids == (1,)
+
+
+@pytest.mark.parametrize("token", [-1, 10])
+def test_a_token_that_does_not_exist(token: int) -> None:
+    """Text cannot be made of it: an error, not a gap in the answer."""
+    model = ScriptedModel(lambda request: StepResult((1, token), 3))
+    with pytest.raises(StepError, match=rf"token {token}: a token id must be in \[0, 10\)"):
+        StepVerifier(model, 5.0, 10).verify(CONTEXT, (7, 8), Draft("model", (1, 2, 3)), 4)
+
+
+def test_log_probs_that_are_no_numbers() -> None:
+    model = ScriptedModel(lambda request: StepResult((1,), log_probs=(float("nan"),)))
+    with pytest.raises(StepError, match="not a number"):
+        StepVerifier(model, 5.0).decode(replace(CONTEXT, return_log_probs=True), (7, 8), 1, 4)

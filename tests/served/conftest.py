@@ -10,7 +10,8 @@ from pipeline.client.serve import repository_dir
 from pipeline.client.triton_client import SpecDecodeClient
 from pipeline.engine.manifest import MANIFEST_NAME
 from pipeline.serving.repository import render_repository
-from pipeline.serving.server import ServerOptions, TritonServer
+from pipeline.serving.server import TritonServer
+from pipeline.serving.server_options import ServerOptions
 from pipeline.serving.shared_memory import group_members, regions
 from pipeline.spec import DEFAULT_SPEC, DeploymentSpec
 from pipeline.text.tokenizer import Tokenizer

@@ -104,7 +104,9 @@ class Request:
         request_id: str = "r",
         outputs: tuple[str, ...] = (),
         sender: Sender | None = None,
+        timeout: int = 0,
     ) -> None:
+        self._timeout = timeout
         self._tensors, self._parameters, self._id, self._outputs = tensors, parameters, request_id, outputs
         self.sender = sender or Sender()
 
@@ -116,6 +118,9 @@ class Request:
 
     def request_id(self) -> str:
         return self._id
+
+    def timeout(self) -> int:
+        return self._timeout
 
     def requested_output_names(self) -> list[str]:
         return list(self._outputs)

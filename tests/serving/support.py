@@ -16,7 +16,8 @@ import numpy as np
 import tritonclient.grpc as grpc
 
 from pipeline.serving.repository import RepositoryOptions, render_repository
-from pipeline.serving.server import ServerOptions, TritonServer
+from pipeline.serving.server import TritonServer
+from pipeline.serving.server_options import ServerOptions
 from pipeline.spec import DeploymentSpec
 
 HERE = Path(__file__).resolve().parent

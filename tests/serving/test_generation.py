@@ -66,6 +66,8 @@ FULL = GenerationRequest(
     return_log_probs=True,
     num_return_sequences=3,
     stream_tokens="each",
+    timeout=500_000,
+    priority=1,
 )
 
 

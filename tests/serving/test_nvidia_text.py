@@ -21,7 +21,8 @@ from pipeline.orchestrator.request import GenerationRequest
 from pipeline.sampling.params import SamplingParams
 from pipeline.sampling.random import call_seed
 from pipeline.serving.repository import RepositoryOptions, render_repository
-from pipeline.serving.server import ServerOptions, TritonServer
+from pipeline.serving.server import TritonServer
+from pipeline.serving.server_options import ServerOptions
 
 from .conftest import stop_and_check
 from .nvidia_deployment import DRAFT, END, TARGET, Letters, Setting, other, write_stand_ins

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +16,11 @@ from pipeline.serving import shared_memory
 from pipeline.serving.ports import FREE_PORTS, choose_ports
 from pipeline.serving.server_lock import ServerLock, ServerRecord, read_record
 from pipeline.serving.shared_memory import check_space, clean_stale, region_prefix, regions
+from pipeline.serving.shared_memory_need import LawTraffic
 from pipeline.serving.triton_log import TritonLog
 from pipeline.spec import PortsSpec
+
+from .support import make_spec
 
 DEAD_PID = 2**22 + 1  # above the largest pid that Linux gives
 
@@ -76,6 +80,23 @@ def test_shared_memory_too_small() -> None:
     with pytest.raises(ServerError, match=r"MiB free, the server's models need 1073741824 MiB.*--shm-size"):
         check_space(1 << 50)
     check_space(1)
+
+
+def test_room_for_what_the_models_grow_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 x 16 requests x 4 laws x 1024 x 4 bytes = 512 KiB beyond the start, with the numbers in the error."""
+    spec = make_spec(limits={"max_requests": 16, "max_draft_len": 4})
+    laws = LawTraffic.of(spec, 1024)
+    assert laws.size == 512 << 10
+    usage = SimpleNamespace(free=(4 << 20) + laws.size)
+    monkeypatch.setattr(shared_memory.shutil, "disk_usage", lambda path: usage)
+    check_space(4 << 20, laws)
+    usage.free -= 1
+    with pytest.raises(ServerError, match="4 MiB at their start and 2 x 16 requests x 4 laws x 1024 x 4 bytes ="):
+        check_space(4 << 20, laws)
+    check_space(4 << 20)
+    assert LawTraffic.of(make_spec(draft={"kind": "ngram"}), 1024).size == 0
+    greedy = make_spec(draft={"kind": "model", "model": "scripted", "sampling": "greedy"})
+    assert LawTraffic.of(greedy, 1024).size == 0
 
 
 def test_only_regions_of_dead_servers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

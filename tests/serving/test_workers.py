@@ -92,3 +92,25 @@ def test_a_raising_job_costs_no_thread() -> None:
     pool.submit(done.set)
     assert done.wait(5)
     pool.close()
+
+
+def test_smaller_places_go_first_and_withdrawn_jobs_not_at_all() -> None:
+    pool, started, release, ran, done = WorkerPool("t", 1), threading.Event(), threading.Event(), [], threading.Event()
+
+    def first() -> None:
+        started.set()
+        release.wait(5)
+
+    pool.submit(first)
+    assert started.wait(5)
+    jobs = {}
+    for name, place in (("c", 3.0), ("a", 1.0), ("gone", 0.0), ("b", 3.0 - 1.0), ("d", 3.0)):
+        jobs[name] = lambda name=name: ran.append(name)
+        pool.submit(jobs[name], place)
+    pool.submit(done.set, 9.0)
+    assert len(pool.queued()) == 6
+    assert pool.withdraw(jobs["gone"]) and not pool.withdraw(jobs["gone"]) and not pool.withdraw(first)
+    release.set()
+    assert done.wait(5) and ran == ["a", "b", "c", "d"]
+    wait_until(lambda: pool._unfinished == 0)
+    pool.close()
