@@ -70,8 +70,7 @@ def random_weights(config: ModelConfig, seed: int, sharpness: float = 1.0) -> We
     """Weights large enough for laws that depend on the text.
 
     Args:
-        config: of the model.
-        seed: of the weights.
+        config, seed: of the model and of its weights.
         sharpness: factor of the logits.
     """
     generator = torch.Generator().manual_seed(seed)

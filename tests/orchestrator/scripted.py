@@ -26,8 +26,7 @@ from pipeline.text.tokenizer import Tokenizer
 
 from .byte_tokenizer import END, ByteTokenizer
 
-WRONG = 1  # a token that no script holds
-INSTEAD = ord("!")  # what follows an impossible end
+WRONG, INSTEAD = 1, ord("!")  # a token that no script holds, and what follows an impossible end
 LIMITS = Limits(max_seq_len=200, max_draft_len=8, max_requests=4, kv_blocks=64, tokens_per_block=8)
 CAPABILITIES = Capabilities(
     rules=("block", "token", "match"),
