@@ -56,7 +56,8 @@ def test_everything_listens_on_this_machine_alone(guarded: TritonServer) -> None
         if connection.status == psutil.CONN_LISTEN
     ]
     ports = guarded.ports
-    assert {address.ip for address in listening} == {"127.0.0.1"}
+    # gRPC listens by an IPv6 socket on the same IPv4 address.
+    assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
     assert {address.port for address in listening} == {ports.http, ports.grpc, ports.metrics}
 
 
