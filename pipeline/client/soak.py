@@ -21,8 +21,8 @@ from pipeline.soak.client_faults import burst
 from pipeline.soak.fault import Fault
 from pipeline.soak.leaks import Holdings, holdings, processes, settled
 from pipeline.soak.ledger import Ledger, shown
-from pipeline.soak.load import PATIENCE_S, Case, MixedLoad, reference_of
-from pipeline.soak.memory import MemoryWatch, slopes
+from pipeline.soak.load import Case, MixedLoad, patience_s, reference_of
+from pipeline.soak.processes import ProcessWatch, slopes
 from pipeline.soak.report import FaultReport, SoakReport, print_report, write_json
 from pipeline.soak.requests import make_requests
 from pipeline.soak.schedule import FaultSchedule, chosen_faults, rounds_of
@@ -100,7 +100,7 @@ def _site(spec: DeploymentSpec, remote: Remote | None, console: Console) -> Iter
 
 
 def _references(site: Site, requests: list[GenerationRequest], console: Console) -> list[Case]:
-    with closing(GrpcClient(site.grpc, PATIENCE_S)) as client:
+    with closing(GrpcClient(site.grpc, patience_s(site.spec))) as client:
         steps = track(requests, "plain decoding, one at a time", console=console, transient=True)
         return [Case(request, reference_of(client, request)) for request in steps]
 
@@ -110,9 +110,8 @@ def _soak(
 ) -> SoakReport:
     ledger, seconds = Ledger(), 60 * options.minutes
     before = _rested(site, console)
-    watch = MemoryWatch(lambda: _noted(site, pids))
-    largest_k = site.spec.limits.max_draft_len
-    load = MixedLoad(site.grpc, site.http, cases, largest_k, ledger, options.clients, options.seed)
+    watch = ProcessWatch(lambda: _noted(site, pids))
+    load = MixedLoad(site, cases, ledger, options.clients, options.seed)
     schedule = FaultSchedule(site, faults, seconds, ledger, options.seed)
     started = time.monotonic()
     load.start()
@@ -125,7 +124,7 @@ def _soak(
         ended = time.monotonic()
         watch.close()
     with console.status("draining"):
-        after, leaked = settled(lambda: holdings(site), before, DRAIN_S)
+        after, leaked = settled(lambda: holdings(site), before, DRAIN_S, watch.samples)
     excused = ledger.excused
     return SoakReport(
         deployment=site.spec.name,
@@ -187,6 +186,7 @@ def _fault_report(fault: Fault, ledger: Ledger, wanted: int, errors: int) -> Fau
         errors=errors,
         problems=(*(damage.problem for damage in damages if damage.problem), *broken),
         notes=tuple(damage.note for damage in damages if damage.note),
+        restarts=sum(window.restarted for window in windows),
     )
 
 

@@ -48,9 +48,14 @@ class Fault(ABC):
 
 @dataclass(frozen=True)
 class Window:
-    """A fault that was injected; moments of `time.monotonic`."""
+    """A fault that was injected; moments of `time.monotonic`.
+
+    Attributes:
+        restarted: the supervisor started the whole server again meanwhile.
+    """
 
     fault: Fault
     began: float
     ended: float
     damage: Damage
+    restarted: bool = False

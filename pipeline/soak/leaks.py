@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ import psutil
 from pipeline.serving.repository import model_names
 from pipeline.serving.shared_memory import SHM, regions
 from pipeline.serving.stubs import StubProcess
+from pipeline.soak.processes import ProcessSample, first_half
 from pipeline.soak.site import Site
 
 TRITON = "tritonserver"
@@ -30,6 +31,7 @@ class Holdings:
         kv_blocks: used by running calls, by model; what the prefix index holds is no leak.
         requests: running and waiting ones.
         threads, files: by process.
+        pids: of the processes.
         shared_memory: regions in /dev/shm.
         abandoned: calls that never returned (their process died): each keeps a thread of the orchestrator for ever,
             which is known, counted and bounded.
@@ -39,6 +41,7 @@ class Holdings:
     requests: Mapping[str, int] = field(default_factory=dict)
     threads: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)
+    pids: Mapping[str, int] = field(default_factory=dict)
     shared_memory: int = 0
     abandoned: int = 0
 
@@ -66,6 +69,7 @@ def holdings(site: Site) -> Holdings:
         },
         threads=threads,
         files=files,
+        pids={name: process.pid for name, process in names.items()},
         shared_memory=len(regions(pid)) if pid is not None else 0,
         abandoned=int(sum(v for (name, _), v in metrics.items() if name == "spec_decode_abandoned_calls")),
     )
@@ -86,13 +90,24 @@ def processes(site: Site) -> dict[str, psutil.Process]:
     return found
 
 
-def leaks(before: Holdings, after: Holdings) -> dict[str, int]:
-    """What there is more of than before, by name; empty where nothing leaked."""
+def leaks(before: Holdings, after: Holdings, samples: Sequence[ProcessSample] = ()) -> dict[str, int]:
+    """What there is more of than before, by name; empty where nothing leaked.
+
+    A process that was started in between has no before: it inherits its parent's sockets and starts its threads when
+    they are needed, so it is measured by the most that it held in the first half of its life.
+
+    Args:
+        samples: of all processes in between.
+    """
+    old_threads, old_files = dict(before.threads), dict(before.files)
+    for name, pid in after.pids.items():
+        if before.pids.get(name) not in (None, pid):
+            old_threads[name], old_files[name] = first_half(samples, pid)
     found = {f"KV blocks of {model}": count for model, count in after.kv_blocks.items()}
     found |= {f"requests {state}": count for state, count in after.requests.items()}
     for kind, old, new in (
-        ("threads", before.threads, after.threads),
-        ("file handles", before.files, after.files),
+        ("threads", old_threads, after.threads),
+        ("file handles", old_files, after.files),
     ):
         for name, count in new.items():
             found[f"{kind} of {name}"] = count - old.get(name, count)
@@ -101,7 +116,9 @@ def leaks(before: Holdings, after: Holdings) -> dict[str, int]:
     return {name: count for name, count in found.items() if count > 0}
 
 
-def settled(look: Callable[[], Holdings], before: Holdings, patience_s: float) -> tuple[Holdings, dict[str, int]]:
+def settled(
+    look: Callable[[], Holdings], before: Holdings, patience_s: float, samples: Sequence[ProcessSample] = ()
+) -> tuple[Holdings, dict[str, int]]:
     """Wait until nothing is held beyond what was, at most so long.
 
     Returns:
@@ -110,7 +127,7 @@ def settled(look: Callable[[], Holdings], before: Holdings, patience_s: float) -
     deadline = time.monotonic() + patience_s
     while True:
         now = look()
-        found = leaks(before, now)
+        found = leaks(before, now, samples)
         if not found or time.monotonic() > deadline:
             return now, found
         time.sleep(_LOOK_S)

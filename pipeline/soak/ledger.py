@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from pipeline.soak.fault import Fault, Window
 
 _AFTERMATH_S = 2.0  # errors of a fault that are still on their way when service is back
 _SHOWN = 20
+# A server that is started again cannot tell its clients more than that.
+_GONE = re.compile("the connection broke|no server at|Socket closed|Connection reset|Broken pipe|process died")
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ def excuse(failure: Failure, windows: Sequence[Window]) -> str | None:
     """The fault that explains an error: one that was going on, that may fail requests, and that the error names."""
     for window in windows:
         over = failure.began <= window.ended + _AFTERMATH_S and failure.ended >= window.began
-        if over and window.fault.excuses is not None and window.fault.excuses.search(failure.error):
+        named = window.fault.excuses is not None and window.fault.excuses.search(failure.error)
+        if over and (named or (window.restarted and _GONE.search(failure.error))):
             return window.fault.name
     return None
 

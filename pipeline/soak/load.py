@@ -15,9 +15,11 @@ from pipeline.soak.answer import Answer
 from pipeline.soak.client import GrpcClient, HttpClient, SoakClient
 from pipeline.soak.ledger import Ledger
 from pipeline.soak.requests import vary
+from pipeline.soak.site import Site
+from pipeline.spec import DeploymentSpec
 
-CANCELLED_SHARE = 0.2  # asked for; some answers end before their client withdraws
-PATIENCE_S = 60.0
+CANCELLED_SHARE = 0.3  # asked for; some answers end before their client withdraws
+_GRACE_S = 10.0
 _BACK_OFF_S = 0.5  # of a client whose request failed
 _HTTP_SHARE = 0.5
 _LATEST_CANCEL = 4  # responses
@@ -36,20 +38,16 @@ class MixedLoad:
     """So many clients in threads of their own, each gRPC or HTTP request by request.
 
     Args:
-        grpc, http: host:port.
+        site: the deployment.
         cases: what they ask.
-        largest_k: draft tokens that a request may ask for.
         ledger: takes the outcomes.
         clients: how many.
         seed: of their choices.
     """
 
-    def __init__(
-        self, grpc: str, http: str, cases: Sequence[Case], largest_k: int, ledger: Ledger, clients: int, seed: int
-    ) -> None:
-        self._grpc, self._http = grpc, http
+    def __init__(self, site: Site, cases: Sequence[Case], ledger: Ledger, clients: int, seed: int) -> None:
+        self._site = site
         self._cases = cases
-        self._largest_k = largest_k
         self._ledger = ledger
         self._ending = threading.Event()
         self._threads = [
@@ -68,13 +66,17 @@ class MixedLoad:
             thread.join()
 
     def _run(self, rng: random.Random) -> None:
-        with closing(GrpcClient(self._grpc, PATIENCE_S)) as grpc, closing(HttpClient(self._http, PATIENCE_S)) as http:
+        patience = patience_s(self._site.spec)
+        with (
+            closing(GrpcClient(self._site.grpc, patience)) as grpc,
+            closing(HttpClient(self._site.http, patience)) as http,
+        ):
             while not self._ending.is_set():
                 self._ask(rng, http if rng.random() < _HTTP_SHARE else grpc)
 
     def _ask(self, rng: random.Random, client: SoakClient) -> None:
         case = rng.choice(self._cases)
-        request = vary(case.request, rng, self._largest_k)
+        request = vary(case.request, rng, self._site.spec.limits.max_draft_len)
         cancel_after = rng.randint(0, _LATEST_CANCEL if request.stream else 0)
         began = time.monotonic()
         outcome = client.ask(
@@ -83,6 +85,11 @@ class MixedLoad:
         self._ledger.add(request, case.reference, outcome, began, time.monotonic())
         if outcome.end == "error":
             self._ending.wait(_BACK_OFF_S)
+
+
+def patience_s(spec: DeploymentSpec) -> float:
+    """Seconds without a sign of life after which a request hangs: beyond the deployment's own deadlines."""
+    return spec.deadlines.target_s + _GRACE_S
 
 
 def reference_of(client: SoakClient, request: GenerationRequest) -> Answer:

@@ -26,6 +26,7 @@ class FaultReport:
         errors: requests that failed by it, as it may make them.
         problems: what was not as it must be.
         notes: for people.
+        restarts: of the whole server, by it.
     """
 
     name: str
@@ -36,6 +37,7 @@ class FaultReport:
     errors: int
     problems: tuple[str, ...]
     notes: tuple[str, ...]
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def print_report(console: Console, report: SoakReport, broken: list[str]) -> Non
         ("errors without one", str(len(report.unexcused))),
         ("wrong answers", str(len(report.wrong))),
         ("hung", str(len(report.hung))),
-        ("leaked", ", ".join(f"{count} {name}" for name, count in report.leaks.items()) or "0"),
+        ("leaked", str(sum(report.leaks.values()))),
         ("left after the stop", str(report.left)),
         ("abandoned calls (a thread each)", str(report.abandoned)),
         *((f"memory of {name}", f"{slope:+.2f} MB/min") for name, slope in report.slopes.items()),
@@ -122,11 +124,12 @@ def print_report(console: Console, report: SoakReport, broken: list[str]) -> Non
                 f"{fault.injected}/{fault.wanted}",
                 ", ".join(f"{seconds:.1f}" for seconds in fault.recovery_s),
                 str(fault.errors),
+                str(fault.restarts),
                 "; ".join(fault.notes),
             )
             for fault in report.faults
         ]
-        print_table(console, "faults", ("kind", "injected", "recovery s", "errors", ""), faults)
+        print_table(console, "faults", ("kind", "injected", "recovery s", "errors", "restarts", ""), faults)
     for line in broken:
         console.print(f"broken: {line}", style="red", highlight=False, markup=False, soft_wrap=True)
     console.print("every must holds" if not broken else f"{len(broken)} musts are broken", highlight=False)

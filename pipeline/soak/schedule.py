@@ -32,7 +32,7 @@ def all_faults(site: Site) -> list[Fault]:
         found += [TurnSwitch()]
         if site.spec.engine == "embedded":  # models of their own processes
             found += [KillModel(TARGET_MODEL)]
-            found += [KillModel(DRAFT_MODEL), HangDraft(), StallDraft()] if drafts(site.spec) else []
+            found += [KillModel(DRAFT_MODEL), HangDraft()] if drafts(site.spec) else []
     return found
 
 
@@ -42,8 +42,16 @@ def chosen_faults(site: Site, names: str | None) -> list[Fault]:
     Raises:
         InvalidRequestError: there is no such kind, or not for this deployment.
     """
-    offered = {fault.name: fault for fault in all_faults(site)}
-    wanted = list(offered) if names is None else [name.strip() for name in names.split(",") if name.strip()]
+    usual = all_faults(site)
+    offered = {fault.name: fault for fault in usual}
+    if any(isinstance(fault, HangDraft) for fault in usual):
+        # On demand alone: Triton's Python backend may not survive it (docs/operations.md).
+        offered[StallDraft.name] = StallDraft()
+    wanted = (
+        [fault.name for fault in usual]
+        if names is None
+        else [name.strip() for name in names.split(",") if name.strip()]
+    )
     for name in wanted:
         if name not in offered:
             raise InvalidRequestError("faults", name, f"must be among {', '.join(offered)}")
@@ -98,11 +106,13 @@ class FaultSchedule:
             if self._ending.wait(max(0.0, due - time.monotonic())):
                 return
             self.doing = fault.name
-            began = time.monotonic()
+            server = self._site.server
+            began, pid = time.monotonic(), server.pid if server is not None else None
             try:
                 damage = fault.inject(self._site)
             except (SpecDecodeError, OSError) as error:
                 self._ledger.add_broken_fault(fault, str(error))
             else:
-                self._ledger.add_window(Window(fault, began, time.monotonic(), damage))
+                restarted = server is not None and server.pid != pid
+                self._ledger.add_window(Window(fault, began, time.monotonic(), damage, restarted))
             self.doing = ""
