@@ -289,17 +289,3 @@ def test_speculation_is_switched_on_running_servers_only(setting: str, message: 
     spec.write_text(SPEC_TEXT.format(name="never-started"))
     done = CliRunner().invoke(app, ["speculation", setting, "--spec", str(spec)])
     assert (done.exit_code, done.output) == (1, f"error: {message}\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("load", "--concurrency", "0"), "concurrency = '0': must be whole numbers from 1 to 1024 between commas"),
-        (("load", "--rates", "x"), "rates = 'x'"),
-        (("load", "--tool", "ab"), "tool = 'ab': must be one of perf_analyzer, genai-perf"),
-        (("load", "--prompts", "nowhere.jsonl"), "prompts nowhere.jsonl cannot be read"),
-        (("soak", "--url", "127.0.0.1:1"), "url and http-url must be given together"),
-    ],
-)
-def test_load_and_soak_refuse_nonsense(arguments: tuple[str, ...], words: str) -> None:
-    assert words in one_line_error(specdec(*arguments))

@@ -101,7 +101,10 @@ PREFIX = "1130 15:45:47.899112 5722"
 def test_regions_that_no_model_maps_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a living server: those of a process that died go, those of one that lives stay."""
     monkeypatch.setattr(shared_memory, "SHM", tmp_path)
-    program = "import mmap,sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0); print(1, flush=True); sys.stdin.read()"
+    program = (
+        "import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0); "
+        "print(1, flush=True); sys.stdin.read()"
+    )
     kept = tmp_path / "kept"
     kept.write_bytes(b"x" * 4096)
     with subprocess.Popen(
