@@ -19,7 +19,7 @@ from pipeline.serving.shared_memory import group_members, regions
 from pipeline.soak.client import GrpcClient
 from pipeline.soak.client_faults import burst
 from pipeline.soak.fault import Fault
-from pipeline.soak.leaks import Holdings, holdings, processes, settled
+from pipeline.soak.leaks import Holdings, holdings, kept_by_triton, processes, settled
 from pipeline.soak.ledger import Ledger, shown
 from pipeline.soak.load import Case, MixedLoad, patience_s, reference_of
 from pipeline.soak.processes import ProcessWatch, slopes
@@ -125,6 +125,8 @@ def _soak(
         watch.close()
     with console.status("draining"):
         after, leaked = settled(lambda: holdings(site), before, DRAIN_S, watch.samples)
+    kept = kept_by_triton(site)
+    leaked = {name: count - kept.get(name, 0) for name, count in leaked.items() if count > kept.get(name, 0)}
     excused = ledger.excused
     return SoakReport(
         deployment=site.spec.name,
@@ -140,6 +142,7 @@ def _soak(
         faults=tuple(_fault_report(fault, ledger, rounds_of(faults, seconds), excused[fault.name]) for fault in faults),
         leaks=leaked,
         left=0,
+        kept_by_triton=kept,
         abandoned=after.abandoned,
         slopes=slopes(watch.samples),
         supervisor=tuple(site.said),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from pipeline.serving.launch import thread_pool_size
 from pipeline.serving.repository import model_names
 from pipeline.serving.shared_memory import SHM, regions
 from pipeline.serving.stubs import StubProcess
@@ -20,6 +21,7 @@ from pipeline.soak.site import Site
 TRITON = "tritonserver"
 _SAMPLE = re.compile(r"^(spec_decode_\w+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LOOK_S = 0.25
+_INSTANCE_THREADS, _INSTANCE_FILES = 3, 1  # of a dead instance in tritonserver, besides its thread pool
 _METRICS_S = 5.0
 
 
@@ -88,6 +90,17 @@ def processes(site: Site) -> dict[str, psutil.Process]:
     with suppress(psutil.Error):
         found[TRITON] = psutil.Process(site.server.pid)
     return found
+
+
+def kept_by_triton(site: Site) -> dict[str, int]:
+    """What tritonserver keeps of every model that was loaded again after its process died, by name as in `leaks`.
+
+    The dead instance is never destroyed: requests that will not come back hold it, with the thread pool it had. Seen
+    with Triton 2.51, the same for every repair.
+    """
+    repairs = sum("loaded again after" in line for line in site.said)
+    threads = thread_pool_size(site.spec.limits.max_requests) + _INSTANCE_THREADS
+    return {f"threads of {TRITON}": repairs * threads, f"file handles of {TRITON}": repairs * _INSTANCE_FILES}
 
 
 def leaks(before: Holdings, after: Holdings, samples: Sequence[ProcessSample] = ()) -> dict[str, int]:

@@ -55,6 +55,7 @@ class SoakReport:
         unexcused: errors that no fault explains.
         faults: by kind.
         leaks: what was held after draining beyond what was held before, by name.
+        kept_by_triton: of models that were loaded again, by name; not among the leaks.
         left: processes and shared memory that were there after the stop.
         abandoned: calls that died with a process of the target or draft; each keeps a thread until the next restart.
         slopes: MB per minute, by process.
@@ -75,6 +76,7 @@ class SoakReport:
     faults: tuple[FaultReport, ...]
     leaks: Mapping[str, int]
     left: int
+    kept_by_triton: Mapping[str, int]
     abandoned: int
     slopes: Mapping[str, float]
     supervisor: tuple[str, ...]
@@ -111,6 +113,7 @@ def print_report(console: Console, report: SoakReport, broken: list[str]) -> Non
         ("wrong answers", str(len(report.wrong))),
         ("hung", str(len(report.hung))),
         ("leaked", str(sum(report.leaks.values()))),
+        *((f"kept by Triton after repairs: {name}", str(n)) for name, n in report.kept_by_triton.items() if n),
         ("left after the stop", str(report.left)),
         ("abandoned calls (a thread each)", str(report.abandoned)),
         *((f"memory of {name}", f"{slope:+.2f} MB/min") for name, slope in report.slopes.items()),

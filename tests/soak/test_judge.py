@@ -154,6 +154,7 @@ GOOD = SoakReport(
     faults=(FaultReport("kill draft", 2, 2, True, (3.0, 9.9), 0, (), ()),),
     leaks={},
     left=0,
+    kept_by_triton={},
     abandoned=3,
     slopes={},
     supervisor=(),
