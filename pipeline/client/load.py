@@ -52,9 +52,12 @@ def run_load(spec: DeploymentSpec, url: str | None, options: LoadOptions, consol
         url: host:port of gRPC; None: the running server of the spec, or one that is started for the run.
 
     Raises:
-        InvalidRequestError: an unknown tool.
+        InvalidRequestError: an unknown tool, or fewer requests than one second brings.
         ServerError: the tool or a server is missing or failed.
     """
+    for level in options.levels:
+        if level.kind == "rate" and options.requests < level.value:  # perf_analyzer wants a second of requests
+            raise InvalidRequestError("requests", options.requests, f"must be at least the rate, {level.value:g}")
     tool = make_tool(options.tool, options.tokenizer or str(spec.engine_dir("target")))
     prompts = load_prompts(options.prompts or BUILT_IN)
     folder = (options.folder or ROOT / "runs" / spec.name / "load").resolve()

@@ -32,7 +32,7 @@ def test_perf_analyzer_measures_both_modes(tmp_path: Path) -> None:
         begun: list[str] = []
         options = SweepOptions(server.grpc_address, 6, TOKENS, 0.0, False, True, tmp_path / "load")
         prompts = [Prompt("text", letter) for letter in "abc"]
-        levels = [Level("concurrency", 2), Level("rate", 20)]
+        levels = [Level("concurrency", 2), Level("rate", 6)]
         figures = sweep(PerfAnalyzer(60), levels, prompts, options, lambda level, mode, done: begun.append(mode))
         assert begun == ["plain", "speculative", "speculative", "plain"]
         assert [(found.mode, found.requests, found.tokens) for found in figures] == [
