@@ -12,10 +12,12 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python
 READY := $(VENV)/.ready
 endif
+GENAI_VENV := .venv-genai-perf
+GENAI_READY := $(GENAI_VENV)/.ready
 export PROMPT
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: demo test lint format engines repo serve request load bench plan doctor gpu-check audit stop clean venv
+.PHONY: demo test lint format engines repo serve request load soak bench plan doctor gpu-check audit stop clean venv
 
 demo: engines
 	@$(BIN)/specdec demo --spec $(SPEC)
@@ -45,8 +47,18 @@ serve: engines
 request: venv
 	@$(BIN)/specdec request --spec $(SPEC) --chat -- "$$PROMPT"
 
-load: venv
-	@$(BIN)/specdec load --spec $(SPEC)
+# TOOL=genai-perf uses that one, from an environment of its own; ARGS="--url HOST:PORT" loads a server elsewhere.
+load: $(if $(findstring --url,$(ARGS)),venv,engines) $(if $(filter genai-perf,$(TOOL)),$(GENAI_READY))
+	@$(BIN)/specdec load --spec $(SPEC) $(if $(TOOL),--tool $(TOOL)) $(ARGS)
+
+$(GENAI_READY): build/genai-perf-constraints.txt | venv
+	@echo "setting up $(GENAI_VENV) (once, 950 MB)"
+	@$(RUN) -m venv --clear $(GENAI_VENV)
+	@$(GENAI_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $< genai-perf
+	@touch $@
+
+soak: engines
+	@$(BIN)/specdec soak --spec $(SPEC) --minutes $(or $(MINUTES),10) --json runs/soak.json $(ARGS)
 
 bench: engines
 	@$(BIN)/specdec bench --spec $(SPEC) --quick --json runs/bench.json --report runs/bench.html
@@ -76,4 +88,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .cache engines/*/ runs
+	rm -rf $(VENV) $(GENAI_VENV) .cache engines/*/ runs

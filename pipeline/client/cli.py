@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from pipeline.client.cli_bench import app as benches
+from pipeline.client.cli_load import app as loading
 from pipeline.client.cli_measure import app as measuring
 from pipeline.client.cli_planning import app as planning
 from pipeline.client.command import SpecOption, console, exit_with
-from pipeline.client.options import GenerationOptions, MaxTokensOption, takes_options
+from pipeline.client.options import GenerationOptions, takes_options
 from pipeline.spec import DEFAULT_SPEC, ROOT, DeploymentSpec, PortsSpec
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(benches)
+app.add_typer(loading)
 app.add_typer(measuring)
 app.add_typer(planning)
 
@@ -148,26 +150,6 @@ def generate(
         from pipeline.client.ask import ask_local
 
         return ask_local(wanted, loaded, console, stats)
-
-    exit_with(work)
-
-
-@app.command()
-def load(
-    spec: SpecOption = DEFAULT_SPEC,
-    url: Annotated[str | None, typer.Option(help="host:port of gRPC; absent: the running server of the spec")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="requests in flight")] = 2,
-    requests: Annotated[int, typer.Option(min=1, help="requests counted per mode")] = 16,
-    max_tokens: MaxTokensOption = 32,
-) -> None:
-    """Load a server with perf_analyzer, plain and speculative side by side."""
-
-    def work() -> int:
-        from pipeline.client.load import run_load
-
-        loaded = DeploymentSpec.load(spec)
-        run_load(loaded, url or _address(loaded), concurrency, requests, max_tokens, console)
-        return 0
 
     exit_with(work)
 

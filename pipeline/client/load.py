@@ -1,118 +1,136 @@
-"""`specdec load`: a short perf_analyzer run against the streaming model, with speculation and without."""
+"""`specdec load`: perf_analyzer or genai-perf on the streaming model, plain and speculative side by side."""
 
 from __future__ import annotations
 
-import csv
-import json
-import statistics
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pipeline.client.prompts import Prompt, load_prompts
-from pipeline.client.terminal import print_table
+from pipeline.client.prompts import BUILT_IN, Prompt, load_prompts
+from pipeline.client.serve import running_record, running_server
 from pipeline.client.triton_client import SpecDecodeClient
-from pipeline.errors import ServerError
+from pipeline.errors import InvalidRequestError
+from pipeline.load.figures import Mode
+from pipeline.load.genai_perf import GenaiPerf
+from pipeline.load.level import Level
+from pipeline.load.perf_analyzer import PerfAnalyzer
+from pipeline.load.picture import save
+from pipeline.load.report import print_figures, write_csv, write_json
+from pipeline.load.sweep import SweepOptions, sweep
+from pipeline.load.tool import LoadTool
 from pipeline.orchestrator.request import GenerationRequest
-from pipeline.serving.contract import SPEC_DECODE_MODEL, TARGET_MODEL
-from pipeline.serving.triton_install import find_perf_analyzer
+from pipeline.serving.ports import FREE_PORTS, HOST
 from pipeline.spec import ROOT, DeploymentSpec
 
-COLUMNS = ("mode", "requests/s", "responses/s", "p50 ms", "p95 ms", "first response p50 ms")
+TOOLS = (PerfAnalyzer.name, GenaiPerf.name)
+_WARM_UP = 4  # requests per mode, so that no run pays for first calls and unmeasured costs
 
 
 @dataclass(frozen=True)
-class LoadResult:
-    """One perf_analyzer run."""
+class LoadOptions:
+    """What `specdec load` is asked for; the files are written into `folder`: load.json, load.csv, load.svg."""
 
-    mode: str
-    requests_per_s: float
-    responses_per_s: float
-    p50_ms: float
-    p95_ms: float
-    first_response_ms: float
+    tool: str = PerfAnalyzer.name
+    levels: tuple[Level, ...] = (Level("concurrency", 1),)
+    prompts: Path | None = None
+    requests: int = 12
+    max_tokens: int = 24
+    temperature: float = 0.0
+    chat: bool = True
+    tokenizer: str | None = None
+    folder: Path | None = None
 
-    def row(self) -> tuple[str, ...]:
-        numbers = (self.requests_per_s, self.responses_per_s, self.p50_ms, self.p95_ms, self.first_response_ms)
-        return (self.mode, *(f"{number:.1f}" for number in numbers))
 
-
-def run_load(
-    spec: DeploymentSpec, address: str, concurrency: int, requests: int, max_tokens: int, console: Console
-) -> list[LoadResult]:
-    """Measure plain and adaptive decoding under the same load.
+def run_load(spec: DeploymentSpec, url: str | None, options: LoadOptions, console: Console) -> int:
+    """Measure, print, write. Returns the exit status.
 
     Args:
-        address: host:port of gRPC.
-        concurrency: requests in flight.
-        requests: counted per mode, after a warm-up.
+        url: host:port of gRPC; None: the running server of the spec, or one that is started for the run.
 
     Raises:
-        ServerError: perf_analyzer failed; its words are in the message.
+        InvalidRequestError: an unknown tool, or fewer requests than one second brings.
+        ServerError: the tool or a server is missing or failed.
     """
-    prompts = load_prompts()[:requests]
-    with (
-        console.status("bringing the prompts into the caches of both modes"),
-        SpecDecodeClient(address) as client,
-    ):
-        for prompt in prompts:
-            list(client.generate(GenerationRequest(prompt.text, 1, stream=True)))
-    results = []
-    for mode, k in (("plain (K = 0)", 0), ("adaptive K", None)):
-        with console.status(f"perf_analyzer: {mode}, concurrency {concurrency}, {requests} requests"):
-            results.append(_run(spec, address, concurrency, requests, max_tokens, mode, k, prompts))
-    title = f"perf_analyzer, concurrency {concurrency}, {requests} requests of {max_tokens} tokens"
-    print_table(console, title, COLUMNS, [result.row() for result in results])
-    return results
+    for level in options.levels:
+        if level.kind == "rate" and options.requests < level.value:  # perf_analyzer wants a second of requests
+            raise InvalidRequestError("requests", options.requests, f"must be at least the rate, {level.value:g}")
+    tool = make_tool(options.tool, options.tokenizer or str(spec.engine_dir("target")))
+    prompts = load_prompts(options.prompts or BUILT_IN)
+    folder = (options.folder or ROOT / "runs" / spec.name / "load").resolve()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with _address(spec, url, console) as address:
+        with console.status(f"warming {address} up"):
+            _warm_up(address, prompts, options)
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task("", total=2 * len(options.levels))
+
+            def begin(level: Level, mode: Mode, done: int) -> None:
+                progress.update(task, description=f"{tool.name}: {level.label}, {mode}", completed=done)
+
+            shared = SweepOptions(
+                address,
+                options.requests,
+                options.max_tokens,
+                options.temperature,
+                options.chat,
+                spec.draft.uses_model,
+                folder / tool.name,
+            )
+            figures = sweep(tool, options.levels, prompts, shared, begin)
+            progress.update(task, description="done", completed=2 * len(options.levels))
+    print_figures(console, tool.name, figures, options.max_tokens)
+    conditions = {
+        "tool": tool.name,
+        "deployment": spec.name,
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "chat": options.chat,
+        "prompts": (options.prompts or BUILT_IN).name,
+    }
+    write_json(folder / "load.json", conditions, figures)
+    write_csv(folder / "load.csv", figures)
+    save(folder / "load.svg", f"{spec.name}, {tool.name}, up to {options.max_tokens} tokens", figures)
+    console.print(f"written to {folder}/load.json, load.csv, load.svg", highlight=False, soft_wrap=True)
+    return 0
 
 
-def _run(
-    spec: DeploymentSpec,
-    address: str,
-    concurrency: int,
-    requests: int,
-    max_tokens: int,
-    mode: str,
-    k: int | None,
-    prompts: Sequence[Prompt],
-) -> LoadResult:
-    folder = ROOT / "runs" / spec.name / "load"
-    folder.mkdir(parents=True, exist_ok=True)
-    data, table, profile = folder / "prompts.json", folder / "perf.csv", folder / "profile.json"
-    entries = []
-    for prompt in prompts:
-        entry: dict[str, list[object]] = {
-            "text_input": [prompt.text],
-            "max_tokens": [max_tokens],
-            "stream": [True],
-        }
-        if k is not None:
-            entry["num_draft_tokens"] = [k]
-        entries.append(entry)
-    data.write_text(json.dumps({"data": entries}))
-    profile.unlink(missing_ok=True)  # perf_analyzer refuses to overwrite it
-    program = find_perf_analyzer()
-    command = [str(program.path), "-m", SPEC_DECODE_MODEL, "-u", address, "-i", "grpc", "--streaming", "--async"]
-    command += ["--concurrency-range", str(concurrency), "--request-count", str(requests)]
-    command += ["--warmup-request-count", str(concurrency), "--input-data", str(data), "--percentile", "95"]
-    command += ["-f", str(table), "--verbose-csv", "--profile-export-file", str(profile)]
-    # Not the draft: perf_analyzer fails on a composing model that a run never called.
-    command += ["--bls-composing-models", TARGET_MODEL]
-    done = subprocess.run(command, env=program.environment(), capture_output=True, text=True, timeout=600)
-    if done.returncode != 0 or not table.is_file():
-        words = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise ServerError(f"perf_analyzer failed: {words[-1] if words else done.returncode}")
-    with table.open() as stream:
-        row = next(csv.DictReader(stream))
-    exported = json.loads(profile.read_text())["experiments"][0]["requests"]
-    first = [(r["response_timestamps"][0] - r["timestamp"]) / 1e6 for r in exported if r["response_timestamps"]]
-    return LoadResult(
-        mode=mode,
-        requests_per_s=float(row["Inferences/Second"]),
-        responses_per_s=float(row["Response Throughput"]),
-        p50_ms=float(row["p50 latency"]) / 1e3,
-        p95_ms=float(row["p95 latency"]) / 1e3,
-        first_response_ms=statistics.median(first),
-    )
+def make_tool(name: str, tokenizer: str) -> LoadTool:
+    """The tool of this name.
+
+    Args:
+        tokenizer: for tools that count tokens themselves.
+
+    Raises:
+        InvalidRequestError: there is none.
+        ServerError: it is not installed.
+    """
+    if name not in TOOLS:
+        raise InvalidRequestError("tool", name, f"must be one of {', '.join(TOOLS)}")
+    return GenaiPerf(tokenizer) if name == GenaiPerf.name else PerfAnalyzer()
+
+
+@contextmanager
+def _address(spec: DeploymentSpec, url: str | None, console: Console) -> Iterator[str]:
+    record = running_record(spec) if url is None else None
+    if url is not None:
+        yield url
+    elif record is not None:
+        yield f"{HOST}:{record.grpc}"
+    else:
+        with running_server(spec, console, FREE_PORTS) as server:
+            yield server.grpc_address
+
+
+def _warm_up(address: str, prompts: list[Prompt], options: LoadOptions) -> None:
+    with SpecDecodeClient(address) as client:
+        for number in range(_WARM_UP):
+            text = f"Warm-up {number}. {prompts[number % len(prompts)].text}"
+            for k in (0, None):
+                request = GenerationRequest(
+                    text, options.max_tokens, stream=True, chat=options.chat, num_draft_tokens=k
+                )
+                list(client.generate(request))

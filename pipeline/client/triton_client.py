@@ -59,8 +59,17 @@ class Reply:
     sequence_index: int = 0
 
 
+@dataclass(frozen=True)
+class Event:
+    """One response: what it adds to which request, and whether it is that request's last."""
+
+    request_id: str
+    replies: tuple[Reply, ...]
+    final: bool
+
+
 class SpecDecodeClient:
-    """A connection to a deployment. One answer at a time.
+    """A connection to a deployment. One answer at a time with `generate`; several with `send` and `next_event`.
 
     Args:
         address: host:port of the gRPC endpoint.
@@ -88,15 +97,14 @@ class SpecDecodeClient:
         self._client.stop_stream(cancel_requests=cancel)
         self._client.close()
 
-    def generate(self, request: GenerationRequest) -> Iterator[Reply]:
-        """Answers as they come; a request that does not stream gets one reply per answer, all at its end.
+    def send(self, request: GenerationRequest) -> None:
+        """Send a request, and wait for nothing.
 
         Raises:
             StepError: the server's error, with the server's words.
-            ServerError: it cannot be reached, or says nothing for too long.
+            ServerError: it cannot be reached.
         """
         tensors, parameters = encode_generation(request)
-        started = time.perf_counter()
         try:
             self._client.async_stream_infer(
                 SPEC_DECODE_MODEL,
@@ -109,16 +117,41 @@ class SpecDecodeClient:
             # A broken stream says why through its callback.
             _, cause = (None, broken) if self._answers.empty() else self._answers.get()
             raise _error(cause or broken, self._address) from broken
+
+    def generate(self, request: GenerationRequest) -> Iterator[Reply]:
+        """Answers as they come; a request that does not stream gets one reply per answer, all at its end.
+
+        Raises:
+            StepError: the server's error, with the server's words.
+            ServerError: it cannot be reached, or says nothing for too long.
+        """
+        started = time.perf_counter()
+        self.send(request)
         while True:
-            try:
-                result, error = self._answers.get(timeout=self._timeout_s)
-            except queue.Empty:
-                raise ServerError(f"no response from {self._address} for {self._timeout_s:g} s") from None
-            if error is not None:
-                raise _error(error, self._address)
-            yield from _replies(result, time.perf_counter() - started)
-            if result.get_response().parameters["triton_final_response"].bool_param:
+            event = self.next_event(started)
+            yield from event.replies
+            if event.final:
                 return
+
+    def next_event(self, started: float) -> Event:
+        """The next response to any request that was sent.
+
+        Args:
+            started: moment of `time.perf_counter` that `Reply.seconds` count from.
+
+        Raises:
+            StepError: the server's error, with the server's words; it ends one request, and does not say which.
+            ServerError: it cannot be reached, or says nothing for too long.
+        """
+        try:
+            result, error = self._answers.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise ServerError(f"no response from {self._address} for {self._timeout_s:g} s") from None
+        if error is not None:
+            raise _error(error, self._address)
+        response = result.get_response()
+        final = bool(response.parameters["triton_final_response"].bool_param)
+        return Event(response.id, tuple(_replies(result, time.perf_counter() - started)), final)
 
     def decode_plain(
         self,

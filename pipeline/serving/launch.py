@@ -77,3 +77,8 @@ def require_launcher(launch: Launch) -> None:
             f"{launch.wrapper[0]} is not on PATH: models of several ranks are started by it ({launch.mode} mode); "
             "serve this inside NVIDIA's TensorRT-LLM container (docs/gpu.md)"
         )
+
+
+def thread_pool_size(requests: int) -> int:
+    """Threads of a model's pool for so many requests at once: BLS calls and response sends share it."""
+    return 2 * requests + 8

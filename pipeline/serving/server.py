@@ -19,7 +19,7 @@ from types import TracebackType
 from pipeline.errors import ServerError
 from pipeline.orchestrator.switch import SWITCH_NAME
 from pipeline.serving.contract import SPEC_DECODE_MODEL
-from pipeline.serving.launch import DEEP_STACK
+from pipeline.serving.launch import DEEP_STACK, thread_pool_size
 from pipeline.serving.ports import HOST, choose_ports
 from pipeline.serving.server_lock import ServerLock, ServerRecord
 from pipeline.serving.server_options import ServerOptions
@@ -239,7 +239,7 @@ class TritonServer:
             f"--metrics-port={self.ports.metrics}",
             f"--backend-config=python,shm-default-byte-size={options.shm_bytes}",
             # BLS calls and response sends share this pool.
-            f"--backend-config=python,thread-pool-size={2 * options.requests + 8}",
+            f"--backend-config=python,thread-pool-size={thread_pool_size(options.requests)}",
             *options.launch.arguments,
             *options.arguments,
         ]

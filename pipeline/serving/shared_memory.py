@@ -101,6 +101,23 @@ def remove_regions(pid: int) -> int:
     return len(found)
 
 
+def remove_orphans(pid: int) -> int:
+    """Remove the regions of a living server that none of its models maps: Triton leaves those of a process that died.
+
+    Only while no model is being loaded, whose region is there before its process. Returns how many there were.
+    """
+    mapped = set()
+    for process in group_members(pid):
+        if _name(process) != SERVER_NAME:  # which may still map what it was not given back
+            with contextlib.suppress(psutil.Error, OSError):
+                lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+                mapped |= {line.split(maxsplit=5)[5] for line in lines if f"{SHM}/" in line}
+    orphans = [path for path in regions(pid) if str(path) not in mapped]
+    for path in orphans:
+        path.unlink(missing_ok=True)
+    return len(orphans)
+
+
 def clean_stale() -> int:
     """Kill what is left of our servers that died, and remove their regions. Returns how many regions.
 

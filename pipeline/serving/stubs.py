@@ -48,6 +48,11 @@ class StubProcess:
         return self._process is not None
 
     @property
+    def pid(self) -> int | None:
+        """Of the process that was found."""
+        return None if self._process is None else int(self._process.pid)
+
+    @property
     def died(self) -> bool:
         """Whether the process that was found lives no more."""
         return self._process is not None and not _lives(self._process)

@@ -15,6 +15,7 @@ from pipeline.serving.contract import SPEC_DECODE_MODEL
 from pipeline.serving.health import HealthLimits, ModelHealth, probe
 from pipeline.serving.model_control import ModelControl
 from pipeline.serving.server import TritonServer
+from pipeline.serving.shared_memory import remove_orphans
 
 OLD_LOG_SUFFIX = ".before-restart"
 
@@ -120,6 +121,8 @@ class Supervisor:
         except ServerError as error:
             self._restart(str(error))
             return
+        assert self._server.pid is not None
+        remove_orphans(self._server.pid)
         self._watch_all()
         self._say(f"model {model}: loaded again after {time.monotonic() - started:.1f} s")
 

@@ -44,7 +44,7 @@ def one_line_error(done: subprocess.CompletedProcess[str]) -> str:
     "command",
     [
         *("engines", "repo", "serve", "stop", "request", "generate", "load", "demo"),
-        *("bench", "acceptance", "speculation", "replay", "choose-draft"),
+        *("bench", "acceptance", "speculation", "replay", "choose-draft", "soak"),
     ],
 )
 def test_every_command_explains_itself(command: str) -> None:

@@ -15,7 +15,7 @@ from pipeline.errors import ServerError
 from pipeline.serving import shared_memory
 from pipeline.serving.ports import FREE_PORTS, choose_ports
 from pipeline.serving.server_lock import ServerLock, ServerRecord, read_record
-from pipeline.serving.shared_memory import check_space, clean_stale, region_prefix, regions
+from pipeline.serving.shared_memory import check_space, clean_stale, region_prefix, regions, remove_orphans
 from pipeline.serving.shared_memory_need import LawTraffic
 from pipeline.serving.triton_log import TritonLog
 from pipeline.spec import PortsSpec
@@ -117,6 +117,32 @@ def write_log(path: Path, text: str) -> TritonLog:
 
 
 PREFIX = "1130 15:45:47.899112 5722"
+
+
+def test_regions_that_no_model_maps_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a living server: those of a process that died go, those of one that lives stay."""
+    monkeypatch.setattr(shared_memory, "SHM", tmp_path)
+    program = (
+        "import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0); "
+        "print(1, flush=True); sys.stdin.read()"
+    )
+    kept = tmp_path / "kept"
+    kept.write_bytes(b"x" * 4096)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(kept)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as model:
+        assert model.stdin is not None and model.stdout is not None
+        model.stdout.readline()
+        mapped = tmp_path / f"{region_prefix(model.pid)}a"
+        kept.rename(mapped)
+        (tmp_path / f"{region_prefix(model.pid)}b").touch()
+        (tmp_path / f"{region_prefix(DEAD_PID)}c").touch()
+        assert remove_orphans(model.pid) == 1
+        assert regions(model.pid) == [mapped] and len(regions(DEAD_PID)) == 1
+        model.stdin.close()
 
 
 def test_log_of_a_model_that_failed(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""perf_analyzer, of the server's own release, on the streaming model over gRPC."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from pipeline.errors import ServerError
+from pipeline.load.figures import PLAIN, LoadFigures
+from pipeline.load.profile import measure, read_profile
+from pipeline.load.tool import LoadRun, LoadTool
+from pipeline.serving.contract import CHAT_PARAMETER, SPEC_DECODE_MODEL
+from pipeline.serving.triton_install import find_perf_analyzer
+
+_NEVER_CALLED = "failed to find the requested model version"
+_CALLS = re.compile(r"^\s*(\S+), version: \S*\n\s*Inference count: (\d+)", re.MULTILINE)
+
+
+class PerfAnalyzer(LoadTool):
+    """A run per level and mode: perf_analyzer counts requests only where it runs one level."""
+
+    name = "perf_analyzer"
+
+    def measure(self, run: LoadRun) -> LoadFigures:
+        program = find_perf_analyzer()
+        data, export = run.folder / "prompts.json", run.folder / "profile.json"
+        data.write_text(json.dumps({"data": [_inputs(run, text) for text in run.texts]}))
+        command = [
+            str(program.path),
+            "-m",
+            SPEC_DECODE_MODEL,
+            "-u",
+            run.address,
+            "-i",
+            "grpc",
+            "--streaming",
+            "--async",
+        ]
+        arrival = "--concurrency-range" if run.level.kind == "concurrency" else "--request-rate-range"
+        # Without warm-up requests: 2.51 never ends where they and a rate are asked for together.
+        command += [arrival, f"{run.level.value:g}", *shared_arguments(run)]
+        command += ["--input-data", str(data), "--request-count", str(len(run.texts))]
+        command += ["-f", str(run.folder / "table.csv"), "--verbose-csv", "--profile-export-file", str(export)]
+        printed = self._with_composing_models(run, command, program.environment())
+        calls = {name: float(count) for name, count in _CALLS.findall(printed) if name in run.composing}
+        return measure(run.mode, run.level, read_profile(export), calls)
+
+    def _with_composing_models(self, run: LoadRun, command: list[str], env: dict[str, str]) -> str:
+        """A run fails on a composing model that it never called, as a draft that the controller had no use for."""
+        names = list(run.composing)
+        while True:
+            composing = ["--bls-composing-models", ",".join(names)] if names else []
+            (run.folder / "profile.json").unlink(missing_ok=True)  # it refuses to overwrite it
+            try:
+                return self.start([*command, *composing], env, run.folder)
+            except ServerError as error:
+                if not names or _NEVER_CALLED not in str(error):
+                    raise
+                names.pop()
+
+
+def shared_arguments(run: LoadRun) -> list[str]:
+    """What genai-perf, too, has to pass on to perf_analyzer."""
+    arguments = ["--request-parameter", f"{CHAT_PARAMETER}:true:bool"] if run.chat else []
+    return arguments + ([] if run.level.kind == "concurrency" else ["--request-distribution", "poisson"])
+
+
+def _inputs(run: LoadRun, text: str) -> dict[str, list[Any]]:
+    inputs: dict[str, list[Any]] = {
+        "text_input": [text],
+        "max_tokens": [run.max_tokens],
+        "temperature": [run.temperature],
+        "stream": [True],
+        "exclude_input_in_output": [True],
+    }
+    return {**inputs, "num_draft_tokens": [0]} if run.mode == PLAIN else inputs
