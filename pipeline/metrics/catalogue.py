@@ -72,7 +72,10 @@ CANCELLATIONS = Metric(
     "spec_decode_cancellations_total", "counter", "Answers and waiting requests that their client withdrew."
 )
 REFUSALS = Metric(
-    "spec_decode_refusals_total", "counter", "Requests refused before any work: bad input, full queue.", ("code",)
+    "spec_decode_refusals_total",
+    "counter",
+    "Requests not answered: bad input, their own timeout, a full queue.",
+    ("code",),
 )
 FAILURES = Metric("spec_decode_failures_total", "counter", "Requests that failed, by error code.", ("code",))
 

@@ -10,7 +10,8 @@ from pipeline.metrics.tally import Count, Tally
 from pipeline.orchestrator.answer import CANCELLED
 from pipeline.orchestrator.statistics import RequestStatistics, RoundRecord
 
-_REFUSED = ("INVALID_ARGUMENT", "UNAVAILABLE")
+OWN_TIMEOUT = "TIMEOUT"  # a request's own, which is no failure of the deployment
+_REFUSED = ("INVALID_ARGUMENT", "UNAVAILABLE", OWN_TIMEOUT)
 _WITHDRAWN = "CANCELLED"
 
 

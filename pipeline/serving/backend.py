@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,15 @@ _TRITON_CODES = {
     "CANCELLED": "CANCELLED",
 }
 _CODED = re.compile(r"\[([A-Z_]+)\] (.*)", re.DOTALL)
+
+
+_STACK_BYTES = 8 << 20
+
+
+def usual_stacks() -> None:
+    """Threads of this process get the usual stack: the server's, meant for its JSON reader, is inherited by its models,
+    and some hundred threads of 256 MB are more address space than every machine grants."""
+    threading.stack_size(_STACK_BYTES)
 
 
 def backend_utils() -> Any:

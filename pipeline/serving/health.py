@@ -10,11 +10,14 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 
-from pipeline.errors import ServerError
+from pipeline.errors import RequestTimeoutError, ServerError
 from pipeline.serving.contract import SPEC_DECODE_MODEL
+from pipeline.serving.local_http import open_local
 from pipeline.serving.stubs import StubProcess
 
 _IDLE_SHARE = 0.05  # of the time waited; less processor time than this is no work
+_LATE = f"[{RequestTimeoutError.code}] timeout ="
+_OWN_SHARE = 0.25  # of the time waited, after which the orchestrator ends the question by itself
 _FAILURES = 2  # answers that are errors, one after another, before a model counts as broken
 
 
@@ -94,18 +97,20 @@ def probe(address: str, model: str, timeout_s: float) -> None:
     """One token of one model: of a step model directly, past every queue of the orchestrator.
 
     Raises:
-        ServerError: it answered with an error; a full queue is none, since who refuses lives.
+        ServerError: it answered with an error; a full queue or a late turn is none, since who says so lives.
         TimeoutError: it did not answer.
     """
     if model == SPEC_DECODE_MODEL:
-        action, body = "generate", json.dumps({"text_input": "Hello", "max_tokens": 1})
+        # Who has a line of waiting requests, and says so in time, lives.
+        own_us = int(_OWN_SHARE * timeout_s * 1e6)
+        action, body = "generate", json.dumps({"text_input": "Hello", "max_tokens": 1, "timeout": own_us})
     else:
         names = {"input_ids": 1, "input_lengths": 1, "request_output_len": 1}
         inputs = [{"name": n, "shape": [1, 1], "datatype": "INT32", "data": [value]} for n, value in names.items()]
         action, body = "infer", json.dumps({"inputs": inputs, "outputs": [{"name": "output_ids"}]})
     request = urllib.request.Request(f"http://{address}/v2/models/{model}/{action}", body.encode())
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        with open_local(request, timeout_s) as response:
             text = response.read().decode(errors="replace")
         if "error" not in json.loads(text):
             return
@@ -113,5 +118,5 @@ def probe(address: str, model: str, timeout_s: float) -> None:
         text = error.read().decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
         raise TimeoutError(str(error)) from error
-    if "[UNAVAILABLE]" not in text:
+    if "[UNAVAILABLE]" not in text and _LATE not in text:
         raise ServerError(f"it answers with an error: {text[:300]}")

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 
 from pipeline.errors import ServerError
+from pipeline.serving.local_http import open_local
 
 _HEADER = "specdec-control-key"
 # Whoever may register shared memory reads other processes' tensors, and whoever sets traces or logs writes files.
@@ -48,7 +49,7 @@ class ModelControl:
         url = f"http://{address}/v2/repository/models/{model}/{action}"
         request = urllib.request.Request(url, b"{}", {_HEADER: self._key})
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s):
+            with open_local(request, timeout_s):
                 pass
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")[:300]

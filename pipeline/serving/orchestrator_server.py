@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engine.manifest import MANIFEST_NAME, Manifest
-from pipeline.errors import CancelledError, OverloadedError, SpecDecodeError
+from pipeline.errors import CancelledError, OverloadedError, RequestTimeoutError, SpecDecodeError
 from pipeline.metrics import catalogue as metrics
 from pipeline.metrics.tally import Tally
 from pipeline.orchestrator.lifeline import Lifeline
-from pipeline.orchestrator.recorder import NoRecorder, Recorder, TallyRecorder
+from pipeline.orchestrator.recorder import OWN_TIMEOUT, NoRecorder, Recorder, TallyRecorder
 from pipeline.orchestrator.request import Chunk, GenerationRequest
 from pipeline.queue_spec import QueueSpec
 from pipeline.serving.answer import Answer
@@ -30,6 +30,7 @@ from pipeline.serving.backend import (
     read_inputs,
     read_parameters,
     read_timeout,
+    usual_stacks,
 )
 from pipeline.serving.bls import BlsStepModel
 from pipeline.serving.contract import DRAFT_MODEL, TARGET_MODEL
@@ -104,6 +105,7 @@ class OrchestratorServer:
         Raises:
             EngineError: a parameter is missing, or the factory cannot be loaded.
         """
+        usual_stacks()
         utils = backend_utils()
         arguments = ModelArguments.from_triton(args)
         spec = DeploymentSpec.model_validate_json((arguments.version_dir / SPEC_FILE).read_text())
@@ -151,7 +153,7 @@ class OrchestratorServer:
             try:
                 turn = _Turn(self, request, answer, arrived)
                 self._pool.submit(turn, self.queue.place(arrived, priority_of(turn.parameters)))
-            except SpecDecodeError as error:
+            except Exception as error:  # the others of the batch must have theirs, and this one its end
                 self.fail(request, answer, error)
 
     def gauges(self) -> list[Gauge]:
@@ -203,7 +205,8 @@ class OrchestratorServer:
     def fail(self, request: Any, answer: Answer, error: BaseException) -> None:
         """End a request with an error, and say so."""
         self._log.failed(request.request_id(), error)
-        self._recorder.request_failed(error.code if isinstance(error, SpecDecodeError) else SpecDecodeError.code)
+        code = error.code if isinstance(error, SpecDecodeError) else SpecDecodeError.code
+        self._recorder.request_failed(OWN_TIMEOUT if isinstance(error, RequestTimeoutError) else code)
         answer.fail(error)
 
     def _answer(self, wanted: GenerationRequest, answer: Answer, spans: RequestSpans | None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from pipeline.errors import SpecDecodeError
+from pipeline.errors import RequestTimeoutError, SpecDecodeError
 from pipeline.orchestrator.statistics import RequestStatistics
 from pipeline.serving.workers import WorkerPool
 
@@ -71,7 +71,7 @@ class RequestLog:
     def failed(self, request_id: str, error: BaseException) -> None:
         """A request ended with an error."""
         code = error.code if isinstance(error, SpecDecodeError) else SpecDecodeError.code
-        blameless = code in ("INVALID_ARGUMENT", "CANCELLED")
+        blameless = code in ("INVALID_ARGUMENT", "CANCELLED") or isinstance(error, RequestTimeoutError)
         if self._level == ALL or (self._level == FAILURES and not blameless):
             # What a client sent may stand in the message of its own mistake.
             message = "" if blameless else str(error)[:300]

@@ -20,6 +20,7 @@ from pipeline.errors import ServerError
 from pipeline.orchestrator.switch import SWITCH_NAME
 from pipeline.serving.contract import SPEC_DECODE_MODEL
 from pipeline.serving.launch import DEEP_STACK, thread_pool_size
+from pipeline.serving.local_http import open_local
 from pipeline.serving.ports import HOST, choose_ports
 from pipeline.serving.server_lock import ServerLock, ServerRecord
 from pipeline.serving.server_options import ServerOptions
@@ -192,7 +193,7 @@ class TritonServer:
         body = json.dumps(wanted).encode()
         url = f"http://{self.http_address}/v2/models/{SPEC_DECODE_MODEL}/generate"
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=timeout_s) as response:
+            with open_local(urllib.request.Request(url, body), timeout_s) as response:
                 answer = json.loads(response.read())
         except urllib.error.HTTPError as error:
             raise ServerError(f"a test request failed: {_error_message(error.read())}") from error
@@ -269,7 +270,7 @@ class TritonServer:
             return False
         url = f"http://{self.http_address}/v2/health/ready"
         try:
-            with urllib.request.urlopen(url, timeout=1) as response:
+            with open_local(url, 1) as response:
                 return bool(response.status == 200)
         except (OSError, http.client.HTTPException):
             return False

@@ -24,7 +24,7 @@ class LawTraffic:
     Attributes:
         copies: how often the laws of a round lie there: leaving the draft, entering the target.
         requests: that run at once.
-        rows: K at most.
+        rows: K at most; one more where drafts are made ahead.
         vocab: width of a law.
     """
 
@@ -36,12 +36,13 @@ class LawTraffic:
     @classmethod
     def of(cls, spec: DeploymentSpec, vocab: int) -> LawTraffic:
         if spec.draft.uses_model and spec.draft.sampling == "q":
-            copies = 2
+            # A request whose draft goes ahead may have two calls of it under way.
+            copies = 1 + spec.draft_calls
         else:
             # A TensorRT target is sent rows that are certain of one token: without them it would redraw after a
             # mismatch.
             copies = 1 if spec.draft.kind != "none" and spec.engine == "tensorrt_llm" else 0
-        return cls(copies, spec.limits.max_requests, spec.limits.max_draft_len, vocab)
+        return cls(copies, spec.limits.max_requests, spec.limits.max_draft_len + (spec.draft_calls > 1), vocab)
 
     @property
     def size(self) -> int:

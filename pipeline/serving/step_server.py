@@ -27,6 +27,7 @@ from pipeline.serving.backend import (
     read_inputs,
     read_parameters,
     triton_error,
+    usual_stacks,
 )
 from pipeline.serving.contract import Tensors
 from pipeline.serving.metrics import Gauge, MetricsExporter
@@ -67,6 +68,7 @@ class StepServer:
         Raises:
             EngineError: the engine is missing, damaged, or does not fit.
         """
+        usual_stacks()
         arguments = ModelArguments.from_triton(args)
         factory = load_factory(arguments.parameters.get("step_model_factory", DEFAULT_STEP_MODEL_FACTORY))
         model = factory(Path(arguments.parameter("engine_dir")), int(arguments.parameter("threads")))

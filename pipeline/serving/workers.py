@@ -45,7 +45,7 @@ class WorkerPool:
             place: in line; smaller goes first.
 
         Raises:
-            OverloadedError: as many are waiting as may, or the pool is closed.
+            OverloadedError: as many are waiting as may, the pool is closed, or there is no thread for it.
         """
         with self._wake:
             if self._closed:
@@ -60,8 +60,19 @@ class WorkerPool:
             if self._idle >= len(self._jobs):
                 self._wake.notify()
             elif self._threads < self._size + self._written_off:
-                self._threads += 1
-                threading.Thread(target=self._work, name=f"{self._name}-{self._threads}", daemon=True).start()
+                self._start_thread(job)
+
+    def _start_thread(self, job: Job) -> None:
+        self._threads += 1
+        try:
+            threading.Thread(target=self._work, name=f"{self._name}-{self._threads}", daemon=True).start()
+        except RuntimeError as error:
+            self._threads -= 1
+            if not self._threads:  # nobody would ever take it
+                self._jobs = [entry for entry in self._jobs if entry[2] is not job]
+                heapq.heapify(self._jobs)
+                self._unfinished -= 1
+                raise OverloadedError(f"no thread to be had ({error}); try again later") from None
 
     def queued(self) -> list[Job]:
         """Jobs that have no thread yet, in no order."""

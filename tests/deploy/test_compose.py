@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.serving.shared_memory_need import LawTraffic
 from pipeline.spec import ROOT, DeploymentSpec
 from pipeline.tensorrt_spec import TensorRTSpec
 
@@ -77,8 +78,7 @@ def test_shared_memory_holds_the_logits() -> None:
     """Every request of the largest profile with K laws of its vocabulary, on their way in and out."""
     gigabytes = int(COMPOSE["services"]["triton"]["shm_size"].removesuffix("gb"))
     for path in (ROOT / "build" / "profiles").glob("*.yaml"):
-        limits = DeploymentSpec.load(path).limits
-        assert 2 * limits.max_requests * limits.max_draft_len * 152_064 * 4 < gigabytes << 30, path.name
+        assert LawTraffic.of(DeploymentSpec.load(path), 152_064).size < gigabytes << 30, path.name
 
 
 @pytest.mark.parametrize("path", sorted((DEPLOY / "grafana" / "dashboards").glob("*.json")), ids=lambda path: path.stem)

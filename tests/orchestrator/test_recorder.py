@@ -12,7 +12,7 @@ from pipeline.errors import StepError
 from pipeline.metrics import catalogue as metrics
 from pipeline.metrics.catalogue import Metric
 from pipeline.metrics.tally import Increment, Tally
-from pipeline.orchestrator.recorder import TallyRecorder
+from pipeline.orchestrator.recorder import OWN_TIMEOUT, TallyRecorder
 from pipeline.orchestrator.statistics import StatisticsCollector
 
 from .byte_tokenizer import END
@@ -79,12 +79,20 @@ def test_how_requests_end() -> None:
     tally = Tally()
     recorder = TallyRecorder(tally)
     statistics = StatisticsCollector(3, "token", 0, True).finish("cancelled", 0.0, 1.0)
-    for code in ("INVALID_ARGUMENT", "UNAVAILABLE", "UNAVAILABLE", "CANCELLED", "INTERNAL", "DEADLINE_EXCEEDED"):
+    for code in (
+        "INVALID_ARGUMENT",
+        "UNAVAILABLE",
+        "UNAVAILABLE",
+        "CANCELLED",
+        "INTERNAL",
+        "DEADLINE_EXCEEDED",
+        OWN_TIMEOUT,
+    ):
         recorder.request_failed(code)
     recorder.answer_ended(statistics)
     recorder.answer_ended(replace(statistics, finish_reason="eos"))
     counts = Counts(tally.take())
-    assert counts.by_label(metrics.REFUSALS) == {"INVALID_ARGUMENT": 1, "UNAVAILABLE": 2}
+    assert counts.by_label(metrics.REFUSALS) == {"INVALID_ARGUMENT": 1, "UNAVAILABLE": 2, "TIMEOUT": 1}
     assert counts.by_label(metrics.FAILURES) == {"INTERNAL": 1, "DEADLINE_EXCEEDED": 1}
     assert counts.total(metrics.CANCELLATIONS) == 2
     assert counts.by_label(metrics.ANSWERS) == {"cancelled": 1, "eos": 1}

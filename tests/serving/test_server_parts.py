@@ -97,6 +97,8 @@ def test_room_for_what_the_models_grow_to(monkeypatch: pytest.MonkeyPatch) -> No
     assert LawTraffic.of(make_spec(draft={"kind": "ngram"}), 1024).size == 0
     greedy = make_spec(draft={"kind": "model", "model": "scripted", "sampling": "greedy"})
     assert LawTraffic.of(greedy, 1024).size == 0
+    ahead = make_spec(limits={"max_requests": 16, "max_draft_len": 4}, draft_ahead="on")
+    assert LawTraffic.of(ahead, 1024).size == 3 * 16 * 5 * 1024 * 4, "two draft calls of a request, of a token more"
 
 
 def test_only_regions_of_dead_servers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

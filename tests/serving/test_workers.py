@@ -114,3 +114,25 @@ def test_smaller_places_go_first_and_withdrawn_jobs_not_at_all() -> None:
     assert done.wait(5) and ran == ["a", "b", "c", "d"]
     wait_until(lambda: pool._unfinished == 0)
     pool.close()
+
+
+def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is refused and forgotten where nobody would take it; else a thread that is there takes it."""
+    pool, done = WorkerPool("t", 2, max_waiting=0), threading.Event()
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        for _ in range(3):
+            with pytest.raises(OverloadedError, match="no thread to be had"):
+                pool.submit(done.set)
+    release = threading.Event()
+    pool.submit(lambda: release.wait(5) and None)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        pool.submit(done.set)
+    release.set()
+    assert done.wait(5)
+    pool.close()
