@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ VOCAB = END + 1
 LIMITS = LONG.model_copy(update={"kv_blocks": 64, "tokens_per_block": 8})
 POOL_TOKENS = LIMITS.kv_tokens
 BIG = 200  # max_tokens of a request of which two fill the pool
+CRAWL_S = 0.4  # per call: a stream that is still there when a busy machine has looked at everything
 PAUSE_S = 0.2  # a failed draft rests for so long
 OWN, OTHER = 0.0, -1e9  # log laws that are certain of one token
 
@@ -41,6 +43,8 @@ class Faulty(Alphabet):
         future: Future[StepResult] = Future()
         if fault.startswith("hold") and self._holds(fault, request):
             self._held[request.request_id] = future
+        elif fault == "crawl":
+            threading.Timer(CRAWL_S, future.set_result, (self._answer(request),)).start()
         elif fault == "error":
             future.set_exception(StepError("scripted failure"))
         else:

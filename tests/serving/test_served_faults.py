@@ -123,7 +123,7 @@ def test_target_answers_nonsense(server: TritonServer, fault: str, message: str)
 
 
 # One request in every phase; two big ones fill the pool, so that the last one waits for admission.
-PHASES = ("draft:hold d", "target:hold-first f", "target:hold-verify v", "slow s", "target:hold-first w")
+PHASES = ("draft:hold d", "target:hold-first f", "target:hold-verify v", "target:crawl s", "target:hold-first w")
 
 
 def in_every_phase(server: TritonServer) -> None:
