@@ -189,6 +189,8 @@ def compare_texts(pair: Pair, prompt: list[int], plain: list[int], answer: list[
     """Where two greedy texts part, and how far apart the two tokens' logits are, over the row's standard deviation."""
     if answer == plain:
         return {"equal": True, "near_tie": False, "tokens": len(plain)}
+    if answer == plain[: len(answer)]:
+        return {"equal": False, "near_tie": False, "tokens": len(plain), "ended_early_at": len(answer)}
     at = next(i for i, (a, b) in enumerate(zip(plain, answer, strict=False)) if a != b)
     row = logits_of(pair.again("target", False), prompt + plain[: at + 1], 2)[0]
     margin = float((row[plain[at]] - row[answer[at]]).abs() / row.std())

@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,18 +63,24 @@ def main() -> int:
         "tokens_per_block": pair.limits.tokens_per_block,
         "made_s": round(time.monotonic() - started, 1),
     }
-    passed = examine(pair, found, console, started + given.seconds)
     given.json.parent.mkdir(parents=True, exist_ok=True)
-    given.json.write_text(json.dumps(found, indent=2) + "\n")
+
+    def keep() -> None:
+        given.json.write_text(json.dumps(found, indent=2) + "\n")
+
+    passed = examine(pair, found, console, started + given.seconds, keep)
     console.print(f"written to {given.json}", highlight=False, soft_wrap=True)
     return 0 if passed else 1
 
 
-def examine(pair: Pair, found: dict[str, Any], console: Console, until: float) -> bool:
-    """Every question in turn, its answer into `found`; what time is too short for is named.
+def examine(
+    pair: Pair, found: dict[str, Any], console: Console, until: float, keep: Callable[[], None] = lambda: None
+) -> bool:
+    """Every question in turn, its answer into `found`; what fails, or time is too short for, is named there.
 
     Args:
         until: time.monotonic() after which nothing is begun.
+        keep: called after every answer.
 
     Returns:
         True where everything was asked and nothing was wrong.
@@ -91,7 +98,11 @@ def examine(pair: Pair, found: dict[str, Any], console: Console, until: float) -
             found[name] = {"passed": False, "said": "not begun: the time was over"}
         else:
             console.print(f"{name} ...", highlight=False)
-            found[name] = ask()
+            try:
+                found[name] = ask()
+            except Exception:  # a borrowed GPU is not given back for one question
+                found[name] = {"passed": False, "said": traceback.format_exc()}
+        keep()
         passed = passed and bool(found[name].get("passed", True))
         console.print(json.dumps(found[name]), highlight=False, soft_wrap=True)
     return passed

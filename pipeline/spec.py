@@ -93,7 +93,7 @@ class OtlpSpec(Strict):
 
     url: str | None = Field(
         None,
-        pattern=r"^https?://[^\s,]+$",
+        pattern=r"^https?://[^\s,@]+$",
         description="a collector's OTLP/HTTP address, e.g. http://HOST:4318/v1/traces",
     )
     every: int = Field(1, ge=1, description="of so many requests one is traced")

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pipeline.client.prompts import BUILT_IN, Prompt, load_prompts
 from pipeline.client.serve import running_record, running_server
 from pipeline.client.triton_client import SpecDecodeClient
-from pipeline.errors import InvalidRequestError
-from pipeline.load.figures import Mode
+from pipeline.errors import InvalidRequestError, ServerError
+from pipeline.load.figures import LoadFigures, Mode
 from pipeline.load.genai_perf import GenaiPerf
 from pipeline.load.level import Level
 from pipeline.load.perf_analyzer import PerfAnalyzer
@@ -56,12 +56,25 @@ def run_load(spec: DeploymentSpec, url: str | None, options: LoadOptions, consol
         ServerError: the tool or a server is missing or failed.
     """
     for level in options.levels:
-        if level.kind == "rate" and options.requests < level.value:  # perf_analyzer wants a second of requests
-            raise InvalidRequestError("requests", options.requests, f"must be at least the rate, {level.value:g}")
-    tool = make_tool(options.tool, options.tokenizer or str(spec.engine_dir("target")))
+        if options.requests < level.value:  # perf_analyzer wants as many as are sent at once, or in a second
+            limit = f"must be at least {level.value:g}, for {level.label}"
+            raise InvalidRequestError("requests", options.requests, limit)
+    tokenizer = options.tokenizer or str(spec.engine_dir("target"))
+    if options.tool == GenaiPerf.name and options.tokenizer is None and not spec.engine_dir("target").is_dir():
+        raise ServerError(f"{tokenizer} is not there: name --tokenizer, a folder or a name on the Hugging Face hub")
+    tool = make_tool(options.tool, tokenizer)
     prompts = load_prompts(options.prompts or BUILT_IN)
     folder = (options.folder or ROOT / "runs" / spec.name / "load").resolve()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    conditions = {
+        "tool": tool.name,
+        "deployment": spec.name,
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "chat": options.chat,
+        "prompts": (options.prompts or BUILT_IN).name,
+    }
+    figures: list[LoadFigures] = []
     with _address(spec, url, console) as address:
         with console.status(f"warming {address} up"):
             _warm_up(address, prompts, options)
@@ -80,19 +93,11 @@ def run_load(spec: DeploymentSpec, url: str | None, options: LoadOptions, consol
                 spec.draft.uses_model,
                 folder / tool.name,
             )
-            figures = sweep(tool, options.levels, prompts, shared, begin)
+            for figures in sweep(tool, options.levels, prompts, shared, begin):
+                write_json(folder / "load.json", conditions, figures)  # what is measured is not lost with a later level
+                write_csv(folder / "load.csv", figures)
             progress.update(task, description="done", completed=2 * len(options.levels))
     print_figures(console, tool.name, figures, options.max_tokens)
-    conditions = {
-        "tool": tool.name,
-        "deployment": spec.name,
-        "max_tokens": options.max_tokens,
-        "temperature": options.temperature,
-        "chat": options.chat,
-        "prompts": (options.prompts or BUILT_IN).name,
-    }
-    write_json(folder / "load.json", conditions, figures)
-    write_csv(folder / "load.csv", figures)
     save(folder / "load.svg", f"{spec.name}, {tool.name}, up to {options.max_tokens} tokens", figures)
     console.print(f"written to {folder}/load.json, load.csv, load.svg", highlight=False, soft_wrap=True)
     return 0

@@ -12,6 +12,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, track
 
+from pipeline.client.bench import check_outputs
 from pipeline.client.prompts import BUILT_IN, load_prompts
 from pipeline.errors import ServerError
 from pipeline.orchestrator.request import GenerationRequest
@@ -74,6 +75,7 @@ def run_soak(spec: DeploymentSpec, remote: Remote | None, options: SoakOptions, 
     """
     rules = offered_rules(spec)
     prompts = load_prompts(options.prompts or BUILT_IN)
+    check_outputs(options.json_file)
     pids: list[int] = []
     with _site(spec, remote, console) as site:
         faults = chosen_faults(site, options.faults)

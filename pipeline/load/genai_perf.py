@@ -34,7 +34,8 @@ class GenaiPerf(LoadTool):
 
     def __init__(self, tokenizer: str, program: Path | None = None, timeout_s: float = 1800.0) -> None:
         super().__init__(timeout_s)
-        self._tokenizer = tokenizer
+        folder = Path(tokenizer)  # the tool runs in a folder of its own
+        self._tokenizer = str(folder.resolve()) if folder.is_dir() else tokenizer
         self._program = program or _find()
 
     def measure(self, run: LoadRun) -> LoadFigures:
@@ -45,6 +46,7 @@ class GenaiPerf(LoadTool):
         env["PATH"] = os.pathsep.join([str(analyzer.path.parent), env.get("PATH", "")])
         if Path(self._tokenizer).is_dir():
             env["HF_HUB_OFFLINE"] = "1"
+        shutil.rmtree(run.folder / "artifacts", ignore_errors=True)  # an earlier run's summary is not this one's
         self.start(self._command(run, prompts), env, run.folder)
         summary = next(run.folder.rglob(SUMMARY), None)
         if summary is None:

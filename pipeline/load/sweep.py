@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +44,8 @@ def sweep(
     prompts: Sequence[Prompt],
     options: SweepOptions,
     begin: Callable[[Level, Mode, int], None],
-) -> list[LoadFigures]:
-    """Measure both modes at every level; who goes first alternates.
+) -> Iterator[list[LoadFigures]]:
+    """Measure both modes at every level; who goes first alternates. Yields all runs so far after every level.
 
     Args:
         begin: told of every run as it begins: level, mode, how many are done.
@@ -53,21 +54,22 @@ def sweep(
         ServerError: the tool failed; its words are in the message.
     """
     chosen = random.Random(0).sample(prompts, len(prompts))
+    stamp = f"{time.time_ns():x}"[-6:]  # another sweep on the same server sends other prompts
     found: list[LoadFigures] = []
     for number, level in enumerate(levels):
         for mode in MODES if number % 2 == 0 else reversed(MODES):
             begin(level, mode, len(found))
             folder = options.folder / f"{level.kind}-{level.value:g}-{mode}"
             folder.mkdir(parents=True, exist_ok=True)
-            found.append(tool.measure(_run(level, mode, len(found), chosen, options, folder)))
-    return found
+            found.append(tool.measure(_run(level, mode, f"{stamp}.{len(found) + 1}", chosen, options, folder)))
+        yield list(found)
 
 
 def _run(
-    level: Level, mode: Mode, number: int, prompts: Sequence[Prompt], options: SweepOptions, folder: Path
+    level: Level, mode: Mode, name: str, prompts: Sequence[Prompt], options: SweepOptions, folder: Path
 ) -> LoadRun:
     # The same prompts in every run, each with a beginning of its own: no answer comes out of a cache.
-    texts = [f"Request {number + 1}.{i + 1}. {prompts[i % len(prompts)].text}" for i in range(options.requests)]
+    texts = [f"Request {name}.{i + 1}. {prompts[i % len(prompts)].text}" for i in range(options.requests)]
     return LoadRun(
         address=options.address,
         level=level,

@@ -19,6 +19,8 @@ from pipeline.serving.shared_memory import remove_orphans
 
 OLD_LOG_SUFFIX = ".before-restart"
 
+SERVES_AGAIN = "an inference has passed"
+
 
 @dataclass(frozen=True)
 class SupervisorLimits:
@@ -141,7 +143,7 @@ class Supervisor:
             except ServerError as error:
                 problem = str(error)
         self._watch_all()
-        self._say(f"an inference has passed after {time.monotonic() - started:.1f} s, pid {self._server.pid}")
+        self._say(f"{SERVES_AGAIN} after {time.monotonic() - started:.1f} s, pid {self._server.pid}")
 
     def _start_again(self) -> None:
         self._server.stop(at_once=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,9 +11,11 @@ from dataclasses import dataclass, field
 import psutil
 
 from pipeline.serving.launch import thread_pool_size
+from pipeline.serving.local_http import open_local
 from pipeline.serving.repository import model_names
 from pipeline.serving.shared_memory import SHM, regions
 from pipeline.serving.stubs import StubProcess
+from pipeline.serving.supervisor import SERVES_AGAIN
 from pipeline.soak.processes import ProcessSample, first_half
 from pipeline.soak.site import Site
 
@@ -98,8 +99,9 @@ def kept_by_triton(site: Site) -> dict[str, int]:
     The dead instance is never destroyed: requests that will not come back hold it, with the thread pool it had. Seen
     with Triton 2.51, the same for every repair.
     """
-    repairs = sum("loaded again after" in line for line in site.said)
-    threads = thread_pool_size(site.spec.limits.max_requests) + _INSTANCE_THREADS
+    started = max((i for i, line in enumerate(site.said) if SERVES_AGAIN in line), default=-1)
+    repairs = sum("loaded again after" in line for line in site.said[started + 1 :])  # the Triton before is gone
+    threads = thread_pool_size(site.spec.limits.max_requests * site.spec.draft_calls) + _INSTANCE_THREADS
     return {f"threads of {TRITON}": repairs * threads, f"file handles of {TRITON}": repairs * _INSTANCE_FILES}
 
 
@@ -149,7 +151,7 @@ def settled(
 def _metrics(address: str) -> dict[tuple[str, str], float]:
     """Values of our own metrics by name and labels; {} where they cannot be had."""
     try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=_METRICS_S) as response:
+        with open_local(f"http://{address}/metrics", _METRICS_S) as response:
             text = response.read().decode()
     except OSError:
         return {}

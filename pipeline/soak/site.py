@@ -19,6 +19,7 @@ from pipeline.engine.fit import read_engine_manifest
 from pipeline.errors import ServerError, SpecError
 from pipeline.orchestrator.switch import SWITCH_NAME, Setting, write_setting
 from pipeline.serving.contract import DRAFT_MODEL, SPEC_DECODE_MODEL
+from pipeline.serving.local_http import open_local
 from pipeline.serving.model_control import ModelControl
 from pipeline.serving.ports import FREE_PORTS
 from pipeline.serving.repository import model_names
@@ -58,8 +59,10 @@ class Site:
         Raises:
             ServerError: there is none.
         """
-        assert self.server is not None and self.server.pid is not None
-        stub = StubProcess(self.server.pid, model)
+        pid = None if self.server is None else self.server.pid
+        if pid is None:
+            raise ServerError("there is no server here at present")
+        stub = StubProcess(pid, model)
         if not stub.find():
             raise ServerError(f"model {model} has no process")
         return stub
@@ -74,7 +77,7 @@ class Site:
         url = f"http://{self.http}/v2/models/{SPEC_DECODE_MODEL}/generate"
         try:
             request = urllib.request.Request(url, json.dumps(body).encode())
-            with urllib.request.urlopen(request, timeout=_PROBE_S) as response:
+            with open_local(request, _PROBE_S) as response:
                 answer = json.loads(response.read())
         except (OSError, ValueError, urllib.error.HTTPError):
             return False

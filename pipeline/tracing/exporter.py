@@ -83,12 +83,12 @@ class SpanExporter:
         if not spans:
             return
         body = json.dumps(export_json(spans, self._service)).encode()
-        request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
         try:
+            request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
             with urllib.request.urlopen(request, timeout=POST_S):
                 pass
             self._failing = False
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             self._drop(len(spans))
             if not self._failing:
                 _log.warning("spans cannot be sent to %s: %s; requests go on without them", self._url, error)

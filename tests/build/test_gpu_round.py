@@ -83,6 +83,25 @@ def test_what_time_is_too_short_for_is_named(pair: Pair) -> None:
     assert len(found) == 5
 
 
+def test_a_question_that_fails_loses_no_other(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written down with its traceback, the next ones are asked, and what is known is kept after each."""
+
+    def fails(pair: Pair) -> dict[str, Any]:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(gpu_round, "greedy_equality", fails)
+    found: dict[str, Any] = {}
+    kept: list[int] = []
+    assert not gpu_round.examine(pair, found, QUIET, time.monotonic() + 600, lambda: kept.append(len(found)))
+    assert "CUDA out of memory" in found["greedy"]["said"] and "t_plain_ms" in found["graphs"]
+    assert kept == [1, 2, 3, 4, 5]
+
+
+def test_a_text_that_ends_early_is_no_tie(pair: Pair) -> None:
+    assert compare_texts(pair, [3], [5, 6, 7], [5, 6])["ended_early_at"] == 2
+    assert not compare_texts(pair, [3], [5, 6, 7], [5, 6])["equal"]
+
+
 def test_drafts_are_kept_and_rejected(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The equality is not that of plain decoding with itself."""
     accepted: list[tuple[int, int]] = []

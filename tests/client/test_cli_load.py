@@ -13,7 +13,8 @@ from pipeline.client.cli import app
     [
         (("load", "--concurrency", "0"), "concurrency = '0': must be whole numbers from 1 to 1024 between commas"),
         (("load", "--rates", "x"), "rates = 'x'"),
-        (("load", "--rates", "20", "--requests", "12"), "requests = 12: must be at least the rate, 20"),
+        (("load", "--rates", "20", "--requests", "12"), "requests = 12: must be at least 20"),
+        (("load", "--concurrency", "1,16"), "requests = 12: must be at least 16"),
         (("load", "--tool", "ab"), "tool = 'ab': must be one of perf_analyzer, genai-perf"),
         (("load", "--prompts", "nowhere.jsonl"), "prompts nowhere.jsonl cannot be read"),
         (("soak", "--url", "127.0.0.1:1"), "url = '127.0.0.1:1': url and http-url must be given together"),

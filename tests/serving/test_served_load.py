@@ -33,7 +33,7 @@ def test_perf_analyzer_measures_both_modes(tmp_path: Path) -> None:
         options = SweepOptions(server.grpc_address, 6, TOKENS, 0.0, False, True, tmp_path / "load")
         prompts = [Prompt("text", letter) for letter in "abc"]
         levels = [Level("concurrency", 2), Level("rate", 6)]
-        figures = sweep(PerfAnalyzer(60), levels, prompts, options, lambda level, mode, done: begun.append(mode))
+        *_, figures = sweep(PerfAnalyzer(60), levels, prompts, options, lambda level, mode, done: begun.append(mode))
         assert begun == ["plain", "speculative", "speculative", "plain"]
         assert [(found.mode, found.requests, found.tokens) for found in figures] == [
             (mode, 6, 6 * TOKENS) for mode in begun
@@ -48,6 +48,6 @@ def test_perf_analyzer_measures_both_modes(tmp_path: Path) -> None:
                 assert found.calls["draft"] >= 1 and found.calls["target"] >= 2
         bad = SweepOptions(server.grpc_address, 2, 0, 0.0, False, True, tmp_path / "bad")
         with pytest.raises(ServerError, match=r"perf_analyzer failed .*max_tokens"):
-            sweep(PerfAnalyzer(60), levels[:1], prompts, bad, lambda *_: None)
+            list(sweep(PerfAnalyzer(60), levels[:1], prompts, bad, lambda *_: None))
     finally:
         stop_and_check(server)

@@ -8,14 +8,16 @@ from dataclasses import replace
 import pytest
 
 from pipeline.client.triton_client import Reply
+from pipeline.errors import ServerError
 from pipeline.orchestrator.request import GenerationRequest
 from pipeline.soak.answer import Collector, OneAnswer, Outcome, difference
 from pipeline.soak.fault import Damage, Fault, Window
-from pipeline.soak.leaks import Holdings, leaks
+from pipeline.soak.leaks import TRITON, Holdings, kept_by_triton, leaks
 from pipeline.soak.ledger import Ledger
 from pipeline.soak.processes import ProcessSample, slopes
 from pipeline.soak.report import FaultReport, SoakReport
 from pipeline.soak.site import Site
+from pipeline.spec import DEFAULT_SPEC, DeploymentSpec
 
 REQUEST = GenerationRequest("x", 3)
 REFERENCE = (OneAnswer((5, 6, 7), "abc", (-1.0, -2.0, -3.0), "length"),)
@@ -183,3 +185,18 @@ def test_a_good_soak_is_good() -> None:
 def test_every_must_is_judged(changes: dict[str, object], words: str) -> None:
     broken = replace(GOOD, **changes).broken()  # type: ignore[arg-type]
     assert len(broken) == 1 and broken[0].startswith(words)
+
+
+@pytest.mark.parametrize(("ahead", "pool"), [("off", 2 * 32 + 8), ("on", 4 * 32 + 8)])
+def test_what_triton_keeps_is_counted_by_its_repairs(ahead: str, pool: int) -> None:
+    """A thread pool, 3 threads and a file per model that was loaded again since this Triton began."""
+    said = ["model draft was loaded again after 2 s"] * 5 + ["an inference has passed after 9 s, pid 7"]
+    said += ["model draft was loaded again after 2 s", "model target was loaded again after 3 s"]
+    spec = DeploymentSpec.load(DEFAULT_SPEC).model_copy(update={"draft_ahead": ahead})
+    kept = kept_by_triton(Site(spec, "g", "h", None, None, said))
+    assert kept == {f"threads of {TRITON}": 2 * (pool + 3), f"file handles of {TRITON}": 2}
+
+
+def test_a_site_between_two_servers_has_no_stub() -> None:
+    with pytest.raises(ServerError, match="no server"):
+        Site(DeploymentSpec.load(DEFAULT_SPEC), "g", "h", None, None, []).stub("draft")
