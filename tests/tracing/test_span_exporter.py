@@ -90,7 +90,9 @@ def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     exporter.close()
 
 
-@pytest.mark.parametrize("url", ["localhost:4318", "ftp://x/v1/traces", "http://x/a,rate=1", "http://user:secret@x/v1/traces", ""])
+@pytest.mark.parametrize(
+    "url", ["localhost:4318", "ftp://x/v1/traces", "http://x/a,rate=1", "http://user:secret@x/v1/traces", ""]
+)
 def test_no_address_of_a_collector(url: str) -> None:
     spec = DeploymentSpec.load(DEFAULT_SPEC).model_dump()
     with pytest.raises(SpecError, match=r"otlp\.url: "):
