@@ -68,6 +68,7 @@ class AheadCall:
     def drop(self) -> None:
         """Nobody wants it any more."""
         if not self._future.done():
+            self._future.cancel()  # one that has not begun never will
             self._step_model.stop(self._request.request_id)
 
     def _fits(self, result: StepResult) -> bool:

@@ -124,23 +124,30 @@ class ModelSession(DraftSession):
         if logits is None or logits.shape[0] < first + len(ids):
             raise StepError("the draft returned no generation_logits")
         laws = log_q(logits[first : first + len(ids)], self._sampling, self._manifest)
-        _check_laws(ids, laws)
+        ids, laws = _usable(ids, laws)
         return Draft("model", ids, laws, ahead=first > 0)
 
 
-def _check_laws(ids: Sequence[int], laws: FloatArray) -> None:
-    """Refuse what the target would refuse, and with it the request: here it costs a draft and no more.
+def _usable(ids: tuple[int, ...], laws: FloatArray) -> tuple[tuple[int, ...], FloatArray]:
+    """What the target can judge. A law that is none ends the block before it, which is exact: it depends on the tokens
+    before it alone, and those are proposed. Refusing the whole block would withhold them for what they are.
 
     Args:
         laws: [K, vocab] log q up to a constant per row.
+
+    Raises:
+        StepError: nothing is left, or the draft returned what an honest law never gives.
     """
     if laws.shape[1] <= max(ids):
         raise StepError(f"the draft returned laws of {laws.shape[1]} tokens, and token {max(ids)}")
     # The largest number of a row is NaN or +inf where any is, and -inf where there is no law.
-    if not np.isfinite(laws.max(axis=1)).all():
+    finite = np.isfinite(laws.max(axis=1))
+    good = len(ids) if finite.all() else int(finite.argmin())
+    if not good:
         raise StepError("the draft returned laws with numbers that are not finite")
-    if (laws[np.arange(len(ids)), list(ids)] <= ZERO_BELOW).any():
+    if (laws[np.arange(good), list(ids[:good])] <= ZERO_BELOW).any():
         raise StepError("the draft returned a token that is impossible under its own law")
+    return ids[:good], laws[:good]
 
 
 def draft_sampling(sampling: SamplingParams, capabilities: Capabilities, greedy: bool = False) -> SamplingParams:

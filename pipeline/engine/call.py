@@ -137,7 +137,7 @@ class Call:
                 return True
             self.output.append(token)
             self.known.append(token)
-        return bool(self.drafts) or len(self.output) >= self.request.max_new_tokens or self.stopped
+        return bool(self.drafts) or len(self.output) >= self.request.max_new_tokens
 
     def result(self, log_laws: Tensor | None) -> StepResult:
         table = self.table

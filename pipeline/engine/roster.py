@@ -71,10 +71,11 @@ class Roster:
         for call in sorted(self.running, key=_rank):
             if call.table is None or call.table.capacity >= call.needed:
                 continue  # preempted meanwhile, or has it
-            while not self._kv.extend(call.table, call.wanted(size)):
+            # A block more than it needs is for convenience: nobody is put out for that.
+            while not (self._kv.extend(call.table, call.wanted(size)) or self._kv.extend(call.table, call.needed)):
                 if self._aheads.drop_all():
                     continue
-                victim = self._victim(call, call.wanted(size)) or call
+                victim = self._victim(call, call.needed) or call
                 self._preempt(victim)
                 if victim is call:
                     break

@@ -86,6 +86,7 @@ class RunAheads:
         """The row that a new call goes on from, with room for all that the call may compute; None if there is none."""
         for ahead in self._rows:
             if ahead.known == call.known:
+                ahead.table.new_blocks = 0  # what came before was counted by the call before
                 if ahead.fits(call) and self._kv.extend(ahead.table, call.capacity):
                     self._rows.remove(ahead)
                     return ahead

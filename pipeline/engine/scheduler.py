@@ -67,8 +67,13 @@ class Scheduler:
         """Admit what fits, compute one pass, and finish the calls that ended."""
         self._roster.grow()
         for call, ahead_of_it in self._roster.admit():
-            if ahead_of_it is not None:
+            if ahead_of_it is None:
+                continue
+            try:
                 self._continue(call, ahead_of_it)
+            except Exception as error:  # the other calls go on
+                if not call.future.done():
+                    self._fail(call, StepError(f"engine pass failed: {type(error).__name__}: {error}"))
         planned = plan_pass(self._roster.running, self._max_batch_tokens)
         if not planned and not self._ahead.pending:
             return
@@ -99,12 +104,14 @@ class Scheduler:
             self._fail(call, error)
 
     def stop(self, request_id: str) -> None:
-        """Let a call end after the pass it is in; at once, where it waits."""
+        """End a call at once, with what it has: its pages are indexed before the next call looks for them."""
         for call in [*self._roster.running, *self._roster.waiting]:
             if call.request.request_id == request_id:
                 call.stopped = True
                 if call.table is None:
                     self._fail(call, StepError(f"call {request_id} was stopped"))
+                else:
+                    self._finish(call)
 
     def _continue(self, call: Call, ahead: RunAhead) -> None:
         """Start a call on the pages of a row that ran ahead, from the logits that it has already."""
@@ -149,8 +156,6 @@ class Scheduler:
                     ended.append(call)
             elif row.logits:
                 groups.setdefault(row.logits, []).append((call, first))
-            elif call.stopped:
-                self._finish(call)
             first += row.logits
         for width, members in groups.items():
             starts = torch.tensor([start for _, start in members])

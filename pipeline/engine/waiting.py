@@ -60,6 +60,7 @@ def wait(
             if time.monotonic() >= deadline:
                 raise StepTimeoutError(f"the {role} did not answer within {deadline_s:g} s; the call was abandoned")
         except (CancelledError, RequestTimeoutError, StepTimeoutError):
-            # A slow engine would go on computing what nobody waits for.
+            # A slow engine would go on computing what nobody waits for, and one that has not begun would begin.
+            future.cancel()
             step_model.stop(request_id)
             raise

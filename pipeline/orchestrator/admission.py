@@ -32,6 +32,7 @@ class Admission:
         self._free = pool_blocks
         self._running = 0
         self._tickets = itertools.count(1)
+        self._arrivals = itertools.count(1)
         self._line: list[tuple[float, int]] = []  # (place, ticket), sorted
         self._changed = threading.Condition()
 
@@ -54,7 +55,7 @@ class Admission:
                 line, however small: a large request would wait for ever.
 
         Yields:
-            The request's arrival number.
+            Its number in the order in which requests were let in: who passed another in line goes first behind it, too.
 
         Raises:
             InvalidRequestError: the request would not fit an empty pool.
@@ -79,8 +80,9 @@ class Admission:
                 self._changed.notify_all()
             self._free -= blocks
             self._running += 1
+            arrival = next(self._arrivals)
         try:
-            yield ticket
+            yield arrival
         finally:
             with self._changed:
                 self._free += blocks

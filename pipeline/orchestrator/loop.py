@@ -132,7 +132,7 @@ class Orchestrator:
             # Round 0 is plain: speculation must not cost time to first token.
             decision = Decision.plain(1, "first_token") if index == 0 else self._decide(run, session)
             draft, draft_s = self._draft(run, session, decision, index)
-            self._look_ahead(run, session, draft, index)
+            self._look_ahead(run, session, decision, draft, index)
             verdict, verify_s = self._verify(target, tuple(history), draft, decision, index, run.answer.remaining)
             committed = run.answer.commit(verdict.tokens, verdict.accepted, verdict.ended, verdict.log_probs)
             history.extend(committed.token_ids)
@@ -179,12 +179,13 @@ class Orchestrator:
             self.draft_health.worked()
         return draft, time.perf_counter() - started
 
-    def _look_ahead(self, run: Run, session: DraftSession, draft: Draft | None, index: int) -> None:
+    def _look_ahead(self, run: Run, session: DraftSession, decision: Decision, draft: Draft | None, index: int) -> None:
         if draft is None or not self._draft_ahead:
             return
         # After all of this block and the bonus a last token is the target's, as in every round.
         left = run.answer.remaining - len(draft.ids) - 2
-        if left > 0 and session.look_ahead(draft, min(len(draft.ids), left), index + 1):
+        # As many as the controller wants: a block that was made ahead itself may hold fewer.
+        if left > 0 and session.look_ahead(draft, min(decision.k, left), index + 1):
             run.statistics.drafts_ahead += 1
             self.recorder.drafted_ahead()
 

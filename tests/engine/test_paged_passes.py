@@ -145,3 +145,21 @@ def test_preparing_covers_what_every_deployment_does(tiny: TinyModel, kind: str)
     with decoder.thread_context():
         assert not decoder.keys[:, : decoder.limits.kv_blocks].cpu().any()
     assert isinstance(decoder, AwayDecoder) == (kind == "paged-away")
+
+
+def test_a_graph_without_memory(decoder: PagedDecoder) -> None:
+    """Its pass runs without a graph, and its size is not tried again."""
+
+    class Full(PassRunner):
+        tried = 0
+
+        def run(self, bucket: Bucket, work: Callable[[], None]) -> None:
+            self.tried += 1
+            raise torch.OutOfMemoryError("no room for a graph")
+
+    batch = PackedBatch((row(TOKENS[:5], 0, [0, 1]),))
+    expected = decoder.forward(batch).clone()
+    decoder._runner = full = Full()
+    for _ in range(3):
+        assert_close(decoder.forward(batch), expected)
+    assert full.tried == 1

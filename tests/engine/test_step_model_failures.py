@@ -125,23 +125,23 @@ def test_withdrawn_future_harms_nobody(target: Watched, tiny: TinyModel) -> None
 
 
 def test_stop_ends_a_running_burst_early(target: Watched, tiny: TinyModel) -> None:
-    """A call that is stopped in its first pass takes part in one more at most and returns what it has."""
+    """A call that is stopped in its first pass takes part in no other and returns what it has."""
     target.spoil = lambda batch, logits: target.model.stop("long")
     result = target.call(PROMPT, 60, request_id="long")
-    assert result.output_ids == tiny.greedy(PROMPT, 2)
+    assert result.output_ids == tiny.greedy(PROMPT, 1)
     target.model.stop("nobody")
     assert target.call(PROMPT, 4).output_ids == tiny.greedy(PROMPT, 4)
 
 
 def test_stop_ends_a_long_prefill(target: Watched, tiny: TinyModel) -> None:
-    """A prompt in chunks is left at the next one, with nothing committed and its computed part reusable."""
+    """A prompt in chunks is left before the next one, with nothing committed and its computed part reusable."""
     prompt = [int(token) for token in range(3, 43)]
     target.model._scheduler._max_batch_tokens = 8
     target.spoil = lambda batch, logits: target.model.stop("long")
     result = target.call(prompt, 4, request_id="long")
-    assert result.output_ids == () and result.kv.computed_tokens == 16
+    assert result.output_ids == () and result.kv.computed_tokens == 8
     again = target.call(prompt, 4)
-    assert again.kv.reused_tokens == 16 and again.output_ids == tiny.greedy(prompt, 4)
+    assert again.kv.reused_tokens == 8 and again.output_ids == tiny.greedy(prompt, 4)
 
 
 def test_stop_of_a_waiting_call(target: Watched, tiny: TinyModel) -> None:

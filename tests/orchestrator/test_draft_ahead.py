@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from pipeline.engine.step import StepRequest, StepResult
 from pipeline.errors import StepError
 from pipeline.metrics import catalogue as metrics
 from pipeline.metrics.tally import Tally
-from pipeline.orchestrator.controllers.base import Observation, RoundTimes
+from pipeline.orchestrator.controllers.base import Decision, Observation, RoundTimes
+from pipeline.orchestrator.controllers.fixed import FixedController
 from pipeline.orchestrator.recorder import TallyRecorder
 from pipeline.orchestrator.trace.line import TRACE_VERSION, TraceStart
 from pipeline.orchestrator.trace.reader import read_trace
@@ -75,6 +77,22 @@ def test_a_draft_that_is_right_is_never_waited_for(tmp_path: Path) -> None:
     assert [line.offers[0].ready for line in lines if line.drafted] == [record.ahead for record in rounds]
     counted = {item.series: item.amount for item in tally.take()}
     assert counted[metrics.DRAFTS_AHEAD.name] == counted[metrics.DRAFTS_AHEAD_USED.name] == used
+
+
+def test_a_short_first_block_does_not_keep_k_small() -> None:
+    """A probe of one token is followed by as many as the controller wants, also where blocks are made ahead."""
+    rig, _ = make(drafting(), k=6)
+    wanted = iter([1])
+
+    class Growing(FixedController):
+        def choose(self, offers: Sequence[Offer], remaining: int, load: int) -> Decision:
+            decision = super().choose(offers, remaining, load)
+            return replace(decision, k=min(decision.k, next(wanted, decision.k)))
+
+    rig.orchestrator._intake._controllers.start = lambda: Growing(6, 8)  # type: ignore[method-assign]
+    outcome = run(rig, ask(max_tokens=40))
+    drafted = [chunk.round.drafted for chunk in outcome.chunks if chunk.round is not None and chunk.round.drafted]
+    assert outcome.text == SCRIPT[:40] and drafted[0] == 1 and max(drafted) == 6
 
 
 def test_the_draft_is_asked_before_the_target() -> None:

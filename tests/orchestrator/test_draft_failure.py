@@ -117,6 +117,18 @@ def test_a_draft_that_answers_nonsense(result: StepResult, clock: SimpleNamespac
     assert not outcome.statistics.reproducible, "when a draft fails, no seed can tell"
 
 
+def test_a_law_that_is_none_ends_the_block_before_it() -> None:
+    """Whether it is one depends on the drafts before it: to refuse those would withhold them for what they are."""
+    laws = LAWS.copy()
+    laws[1, 3] = np.nan
+    answer = StepResult((ord("t"), 66), generation_logits=laws)
+    draft = ScriptedModel(lambda request: answer)
+    rig = make_rig(SCRIPT, drafter=ModelDrafter(draft, make_manifest(), 5.0))
+    outcome = run(rig, ask(sampling=SamplingParams(1.0), seed=1, num_draft_tokens=2))
+    drafted = [len(call.draft_ids) for call in rig.target.calls if call.draft_ids]
+    assert outcome.text == SCRIPT[:20] and outcome.statistics.draft_failures == 0 and set(drafted) == {1}
+
+
 def test_a_hung_draft(clock: SimpleNamespace) -> None:
     """The call is given up at its deadline and stopped; the request goes on."""
     draft = ScriptedModel(lambda request: None)

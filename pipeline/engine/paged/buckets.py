@@ -60,6 +60,7 @@ class Buckets:
         self._widest = max(widest, SHORTEST_WIDE)
         self._fit_blocks = fit_blocks
         self.known: set[Bucket] = set()
+        self._refused: set[Bucket] = set()
 
     def fit(self, need: Bucket) -> Bucket | None:
         """The smallest bucket that holds a pass; None for a prefill, and where there are too many buckets already."""
@@ -70,11 +71,18 @@ class Buckets:
         # token i to be row i's then, so that there must be as many rows as tokens, padding included.
         widest = 1 if need.widest == 1 else min(tokens, power_of_two(need.widest))
         bucket = Bucket(fit_tokens(need.rows), tokens, widest, self._fit_blocks(need.blocks), tokens)
+        if bucket in self._refused:
+            return None
         if bucket not in self.known:
             if len(self.known) >= MAX_BUCKETS:
                 return None
             self.known.add(bucket)
         return bucket
+
+    def refuse(self, bucket: Bucket) -> None:
+        """There is no memory for its graph: such passes go without from now on."""
+        self.known.discard(bucket)
+        self._refused.add(bucket)
 
 
 def fit_tokens(count: int) -> int:

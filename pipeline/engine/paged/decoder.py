@@ -92,16 +92,24 @@ class PagedDecoder(Decoder):
         size = self.limits.tokens_per_block
         need = Bucket.of(batch, size)
         bucket = None if self._runner is None else self._buckets.fit(need)
-        if bucket is None:
-            inputs = PassInputs.exact(batch, need, size, self.device)
-            logits = torch.empty(need.wanted, self._logits.shape[1], device=self.device)
-            self._found = torch.empty(need.wanted, dtype=torch.int64, device=self.device)
-            self._model.compute(inputs, self.keys, self.values, logits, self._found)
-            return logits
+        if bucket is not None:
+            try:
+                return self._forward_padded(batch, need, bucket)
+            except torch.OutOfMemoryError:
+                self._buckets.refuse(bucket)
+                self._static.pop(bucket, None)
+        inputs = PassInputs.exact(batch, need, size, self.device)
+        logits = torch.empty(need.wanted, self._logits.shape[1], device=self.device)
+        self._found = torch.empty(need.wanted, dtype=torch.int64, device=self.device)
+        self._model.compute(inputs, self.keys, self.values, logits, self._found)
+        return logits
+
+    def _forward_padded(self, batch: PackedBatch, need: Bucket, bucket: Bucket) -> Tensor:
+        """A pass of a bucket's sizes; its logits."""
         if bucket not in self._static:
             self._static[bucket] = PassInputs.empty(bucket, self.device)
         inputs = self._static[bucket]
-        inputs.flat.copy_(torch.from_numpy(pack_inputs(batch, bucket, size, self._scratch)))
+        inputs.flat.copy_(torch.from_numpy(pack_inputs(batch, bucket, self.limits.tokens_per_block, self._scratch)))
         logits, best = self._logits[: bucket.wanted], self._best[: bucket.wanted]
         assert self._runner is not None
         self._runner.run(bucket, partial(self._model.compute, inputs, self.keys, self.values, logits, best))
