@@ -50,12 +50,12 @@ def server(loop: TritonServer) -> Iterator[TritonServer]:
     at_rest(loop)
 
 
-def hold(server: TritonServer, count: int, max_tokens: int) -> GrpcStream:
-    """Requests that run until their stream is cancelled."""
+def hold(server: TritonServer, count: int, max_tokens: int, held: int = 0) -> GrpcStream:
+    """Requests that run until their stream is cancelled, beside so many held ones."""
     stream = GrpcStream(server.grpc_address)
     for index in range(count):
         stream.send({"text_input": HOLD, "max_tokens": max_tokens, "stream": True}, str(index))
-    eventually(lambda: used(server, "target") == count, "they do not run")
+    eventually(lambda: used(server, "target") == held + count, "they do not run")
     return stream
 
 
@@ -104,15 +104,17 @@ def test_deadline_in_mid_stream(server: TritonServer) -> None:
 def test_priorities(server: TritonServer, waits_for: str) -> None:
     """Who waits is served by level, and first come first served within one."""
     levels: dict[str, dict[str, int]] = {"low": {"priority": 3}, "first": {}, "second": {"priority": 0}}
-    stream = hold(server, RUN, 20) if waits_for == "thread" else hold(server, 2, BIG)
+    # One thread becomes free, and all others stay held: two at once would run a race to the pool.
+    kept = hold(server, RUN - 1, 20) if waits_for == "thread" else None
+    stream = hold(server, 1, 20, RUN - 1) if kept else hold(server, 2, BIG)
     if waits_for == "blocks":  # two threads are left
         levels = {"low": {"priority": 3}}
     levels["high"] = {"request_priority": 1}
     done: list[str] = []
 
     def ask(name: str) -> None:
-        # Each takes more than half of the pool: one at a time.
-        body = {"text_input": "b", "max_tokens": 2 * BIG, **levels[name]}
+        # One at a time: there is one thread, or each takes more than half of the pool.
+        body = {"text_input": "b", "max_tokens": BIG if kept else 2 * BIG, **levels[name]}
         status, answer = http_generate(server.http_address, body)
         done.append(name if status == 200 else str(answer))
 
@@ -121,6 +123,8 @@ def test_priorities(server: TritonServer, waits_for: str) -> None:
             pool.submit(ask, name)
             eventually(lambda count=count: value(server, metrics.WAITING) == count, f"{name} does not wait")
         stream.close(cancel=True)
+    if kept:
+        kept.close(cancel=True)
     assert done == [name for name in ("high", "first", "second", "low") if name in levels]
 
 
