@@ -18,21 +18,13 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from pipeline.errors import EngineError
+from pipeline.gguf_names import GLOBAL_NAMES, LAYER_NAMES
 
 Array = NDArray[Any]
 
-GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+# From llama.cpp's names to Hugging Face's.
+_GLOBAL = {theirs: ours for ours, theirs in GLOBAL_NAMES.items()}
+_LAYER = {theirs: ours for ours, theirs in LAYER_NAMES.items()}
 CONTROL_TOKEN = 3  # GGUF's token type of special tokens
 SMOLLM_PRE_TOKENIZER = "smollm"  # the only splitting rule written here
 
@@ -117,10 +109,10 @@ def hf_name(name: str) -> str:
         EngineError: a tensor that a llama model does not have.
     """
     parts = name.split(".")
-    if len(parts) == 2 and parts[0] in GLOBAL_NAMES:
-        return f"{GLOBAL_NAMES[parts[0]]}.{parts[1]}"
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in LAYER_NAMES:
-        return f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.{parts[3]}"
+    if len(parts) == 2 and parts[0] in _GLOBAL:
+        return f"{_GLOBAL[parts[0]]}.{parts[1]}"
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER:
+        return f"model.layers.{parts[1]}.{_LAYER[parts[2]]}.{parts[3]}"
     raise EngineError(f"GGUF tensor {name} is not part of a llama model")
 
 

@@ -16,21 +16,10 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from pipeline.errors import SpecError
+from pipeline.gguf_names import GLOBAL_NAMES, LAYER_NAMES
 
 Array = NDArray[Any]
 
-GLOBAL_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 EMBEDDING = "model.embed_tokens.weight"
 SPLITTER = "smollm"  # llama.cpp's name of the splitting rule: digits alone, then GPT-2's
 

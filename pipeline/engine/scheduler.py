@@ -149,7 +149,11 @@ class Scheduler:
             call.table.length = row.start + len(row.tokens)
             call.computed_tokens += len(row.tokens)
             if not all(best.finite[first : first + row.logits]):
-                self._fail(call, StepError(NOT_FINITE))
+                if call.request.return_logits and call.output:
+                    # A draft proposes what came before: whether it goes on may not depend on what that was.
+                    ended.append(call)
+                else:
+                    self._fail(call, StepError(NOT_FINITE))
             elif row.logits and call.takes_best:
                 tokens = self._tokens(best.places[first : first + row.logits])
                 if self._commit(call, follow(call.pending_drafts, tokens)):

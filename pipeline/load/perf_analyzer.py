@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from typing import Any
@@ -43,15 +42,17 @@ class PerfAnalyzer(LoadTool):
         command += [arrival, f"{run.level.value:g}", *shared_arguments(run)]
         command += ["--input-data", str(data), "--request-count", str(len(run.texts))]
         command += ["-f", str(run.folder / "table.csv"), "--verbose-csv", "--profile-export-file", str(export)]
-        printed = self._with_composing_models(run, command, program.environment())
+        printed = self._run_until_exported(run, command, program.environment())
         calls = {name: float(count) for name, count in _CALLS.findall(printed) if name in run.composing}
         return measure(run.mode, run.level, read_profile(export), calls)
 
-    def _with_composing_models(self, run: LoadRun, command: list[str], env: dict[str, str]) -> str:
+    def _run_until_exported(self, run: LoadRun, command: list[str], env: dict[str, str]) -> str:
         """A run fails on a composing model that it never called, as a draft that the controller had no use for, and is
         repeated without it; one that exported nothing is repeated as it was."""
         names = list(run.composing)
-        for attempt in itertools.count(1):
+        attempt = 0
+        while True:
+            attempt += 1
             # What was sent once is in the prefix cache.
             texts = run.texts if attempt == 1 else [f"Attempt {attempt}. {text}" for text in run.texts]
             data = {"data": [_inputs(run, text) for text in texts]}
@@ -70,7 +71,6 @@ class PerfAnalyzer(LoadTool):
             # that is no number.
             if attempt >= _ATTEMPTS or (export.is_file() and export.stat().st_size):
                 return printed
-        raise AssertionError("unreachable")
 
 
 def shared_arguments(run: LoadRun) -> list[str]:

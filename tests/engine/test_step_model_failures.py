@@ -97,6 +97,22 @@ def test_logits_that_are_not_finite_end_one_request(target: Watched, tiny: TinyM
     assert target.call([9, 4], 2).output_ids == tiny.greedy([9, 4], 2)
 
 
+def test_a_draft_ends_before_a_law_that_is_none(target: Watched) -> None:
+    """What it drew before is proposed, with its laws: to fail would withhold tokens for what they led to."""
+    options = {"sampling": SamplingParams(1.0), "seed": 5, "return_logits": True}
+    whole = target.call(PROMPT, 4, **options)
+
+    def late(batch: PackedBatch, logits: Tensor) -> None:
+        if batch.rows[0].start == len(PROMPT) + 1:
+            logits[0, 3] = torch.nan
+
+    target.spoil = late
+    found = target.call(PROMPT, 4, **options)
+    assert found.output_ids == whole.output_ids[:2] and len(whole.output_ids) == 4
+    assert found.generation_logits is not None and found.generation_logits.shape == (2, VOCAB)
+    target.check_idle()
+
+
 def test_failing_pass_ends_its_calls_and_the_engine_goes_on(target: Watched, tiny: TinyModel) -> None:
     """Everyone in the pass gets a StepError, all blocks come back, and the next call is right."""
 

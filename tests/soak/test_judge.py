@@ -28,7 +28,7 @@ class Harmless(Fault):
     name = "harmless"
 
     def inject(self, site: Site) -> Damage:
-        raise NotImplementedError
+        raise AssertionError("a judge injects nothing")
 
 
 class Harmful(Harmless):
